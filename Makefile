@@ -1,0 +1,39 @@
+# `make demo` and `make test` do everything on a machine that has Python 3.11+, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := runs/demo
+
+.PHONY: help demo test check format clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+# torch comes first and pinned: an unpinned one would pull whatever build is newest.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "raptr needs Python 3.11 or later; set PYTHON=..., this one is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## train a small BERT with RaPTr and with the full model, then compare (3 minutes on two cores)
+	$(BIN)/raptr pretrain demo --run $(DEMO)/raptr --method raptr --fresh
+	$(BIN)/raptr pretrain demo --run $(DEMO)/full --method full --fresh
+	$(BIN)/raptr report $(DEMO)/raptr $(DEMO)/full --out $(DEMO)/report
+
+test: $(READY) ## run the tests
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY) ## lint, check the format, check the types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and the caches, never a run
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,216 @@
+"""The command line: parsing only. Bad input gets one sentence and exit code 2."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+
+from raptr.methods import METHODS
+from raptr.methods.registry import nearest
+from raptr.models.bert import SIZES
+from raptr.recipes import RECIPES
+from raptr.report import write_report
+from raptr.train.config import Config
+from raptr.train.loop import pretrain as run_pretraining
+from raptr.train.plan import plan as make_plan
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Progressive subnetwork training: pretrain Transformers with less compute.",
+)
+
+ScheduleOption = Annotated[
+    str | None, typer.Option(help="Sizes of the stages in layers, such as 6-8-10-12. [default: recommended]")
+]
+LengthsOption = Annotated[str | None, typer.Option(help="Stage lengths: equal or proportional.")]
+AverageOption = Annotated[
+    float | None, typer.Option(help="Fit to this average: layers (raptr), or a fraction of them (pld, layer-dropout).")
+]
+FullStartOption = Annotated[int | None, typer.Option(help="Steps of full training at the start.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"One of: {', '.join(METHODS)}.")]
+SizeOption = Annotated[str | None, typer.Option(help=f"The model: {', '.join(SIZES)}.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Any other setting, such as method.scaling=none or optimizer.idle=zero; repeatable.",
+    ),
+]
+StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help=f"A named run: {', '.join(RECIPES)}.")] = "demo",
+    run: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/RECIPE-METHOD]")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file whose settings replace the recipe's.")] = None,
+    method: MethodOption = None,
+    schedule: ScheduleOption = None,
+    lengths: LengthsOption = None,
+    average: AverageOption = None,
+    full_start: FullStartOption = None,
+    size: SizeOption = None,
+    steps: StepsOption = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    settings: SetOption = None,
+    until: Annotated[int | None, typer.Option(help="Stop after this many steps in all, saved.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace the run if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show settings and plan, train nothing.")] = False,
+) -> None:
+    """Pretrain a model: by default a tiny BERT with RaPTr, on text that every machine has.
+
+    A run that was stopped goes on where it was when the same command is given again.
+    """
+    given = {
+        "method.schedule": schedule,
+        "method.lengths": lengths,
+        "method.average": average,
+        "method.full_start": full_start,
+        "model.size": size,
+        "train.steps": steps,
+        "train.batch": batch,
+        "data.length": length,
+        "optimizer.peak": lr,
+        "train.seed": seed,
+        "train.device": device,
+    }
+    full = _resolve(recipe, config, method, given, settings or [])
+    console = Console(stderr=True)
+    if dry_run:
+        typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
+        _show_plan(full, as_json=False)
+        return
+    if until is not None and until < 1:
+        raise ValueError(f"until is {until}; a whole number from 1 on is allowed")
+    folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
+    result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
+    if result.step < full.train.steps:
+        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}; the same command goes on")
+        return
+    report = write_report([folder], folder / "report")
+    console.print(report.table)
+    console.print(f"model   {escape(str(folder / 'checkpoints' / f'step-{result.step}'))}", highlight=False)
+    console.print(f"report  {escape(str(report.plot))}", highlight=False)
+
+
+@app.command()
+def plan(
+    schedule: Annotated[
+        str | None, typer.Argument(help="Sizes of the stages, such as 6-8-10-12. [default: recommended]")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Depth of the model. [default: the size's]")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 100_000,
+    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = "raptr",
+    lengths: LengthsOption = None,
+    average: AverageOption = None,
+    full_start: FullStartOption = None,
+    size: Annotated[str, typer.Option(help=f"The model: {', '.join(SIZES)}.")] = "base",
+    batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show a schedule's stages: steps, sizes, keep probabilities, FLOPs and savings, before a GPU is spent."""
+    given = {
+        "method.schedule": schedule,
+        "method.lengths": lengths,
+        "method.average": average,
+        "method.full_start": full_start,
+        "model.size": size,
+        "model.layers": layers,
+        "train.steps": steps,
+        "train.batch": batch,
+        "data.length": length,
+        "data.vocabulary": 30_000,
+        "optimizer.idle": "zero",  # a plan allows every axis; the policy costs no FLOPs
+    }
+    _show_plan(_resolve(None, None, method, given, settings or []), as_json=as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Where to write the plot and the tables.")] = Path("runs/report"),
+) -> None:
+    """Compare runs: a table, and a plot of their losses against steps and against FLOPs."""
+    written = write_report(runs, out)
+    console = Console()
+    console.print(written.table)
+    console.print(f"plot    {escape(str(written.plot))}", highlight=False)
+
+
+def _show_plan(config: Config, *, as_json: bool) -> None:
+    dimensions = config.model.build(config.data.vocabulary, config.data.length)
+    made = make_plan(
+        config.make_method(dimensions),
+        dimensions,
+        sequences=config.train.batch,
+        length=config.data.length,
+        masked=config.data.masked,
+    )
+    if as_json:
+        typer.echo(json.dumps(made.json(), indent=2))
+    else:
+        Console().print(made.table())
+
+
+def _resolve(
+    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
+) -> Config:
+    """Recipe, then file, then options: the later replaces the earlier."""
+    merged: dict[str, Any] = {}
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        merged = dict(RECIPES[recipe]())
+    for section, values in _read_file(file).items() if file else ():
+        replaced = section == "method" and "name" in values  # another method's settings do not carry over
+        merged[section] = values if replaced else {**merged.get(section, {}), **values}
+    if method is not None and method != merged.get("method", {}).get("name"):
+        merged["method"] = {"name": method}
+    for entry in sets:
+        name, separator, text = entry.partition("=")
+        if not separator or name.count(".") != 1:
+            raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=none")
+        given = {**given, name: yaml.safe_load(text)}
+    for name, value in given.items():
+        if value is not None:
+            section, key = name.split(".")
+            merged[section] = {**merged.get(section, {}), key: value}
+    return Config.read(merged)
+
+
+def _read_file(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"config {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(read, dict) or not all(isinstance(values, dict) for values in read.values()):
+        raise ValueError(f"config {str(path)!r} is no mapping of sections; see config.yaml of any run")
+    return read
+
+
+def main() -> None:
+    """Run the command line; what a user got wrong is said in one sentence."""
+    try:
+        app()
+    except ValueError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or 'a file'}: {error.strerror or error}"
+    else:
+        return
+    print(f"raptr: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,178 @@
+"""Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
+
+    tokenizer.json
+    train-00000.tokens      the documents' tokens, each document followed by [SEP]; little-endian integers
+    train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
+    valid-00000.tokens, valid-00000.documents
+    data.json               written last: what the other files must be, with checksums and a fingerprint
+
+Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
+reads everything and compares the checksums. `preparation.py` writes such a folder.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.hashing import Uint64s
+
+FORMAT = 1
+MANIFEST = "data.json"
+TOKENIZER = "tokenizer.json"
+DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+OFFSETS = np.dtype("<u8")
+
+Split = Literal["train", "valid"]
+SPLITS: tuple[Split, ...] = ("train", "valid")
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of tokens and one of document ends, as data.json promises them."""
+
+    file: str
+    tokens: int
+    documents: int
+    tokens_sha256: str
+    documents_sha256: str
+
+    @property
+    def documents_file(self) -> str:
+        """The file of document ends beside the tokens."""
+        return str(Path(self.file).with_suffix(".documents"))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What data.json says, apart from the format version and the fingerprint."""
+
+    vocabulary: int
+    dtype: str
+    origin: str
+    tokenizer_sha256: str
+    train: tuple[Shard, ...]
+    valid: tuple[Shard, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that decides what a run reads; where the text came from is not part of it."""
+        facts = {"format": FORMAT, **asdict(self)}
+        del facts["origin"]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def shards(self, split: Split) -> tuple[Shard, ...]:
+        """The shards of a split, in order."""
+        return self.train if split == "train" else self.valid
+
+    def to_json(self) -> str:
+        """The text of data.json."""
+        facts = {"format": FORMAT, **asdict(self), "fingerprint": self.fingerprint}
+        return json.dumps(facts, indent=2) + "\n"
+
+
+@final
+@dataclass(frozen=True)
+class TokenStore:
+    """A prepared folder, memory-mapped; made by `open_store`."""
+
+    path: Path
+    manifest: Manifest
+    vocabulary: Vocabulary
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same tokens, tokenizer and format, wherever the folder lies."""
+        return self.manifest.fingerprint
+
+    def tokens(self, split: Split) -> tuple[Tokens, ...]:
+        """The tokens of each shard of a split."""
+        dtype = DTYPES[self.manifest.dtype]
+        return tuple(np.memmap(self.path / s.file, dtype, mode="r") for s in self.manifest.shards(split))
+
+    def documents(self, split: Split) -> tuple[Uint64s, ...]:
+        """Where the documents of each shard of a split end, in tokens from the shard's start."""
+        shards = self.manifest.shards(split)
+        return tuple(np.memmap(self.path / s.documents_file, OFFSETS, mode="r") for s in shards)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens."""
+        return load(self.path / TOKENIZER)
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum; a ValueError names the first one that differs."""
+        expected = {TOKENIZER: self.manifest.tokenizer_sha256}
+        for shard in self.manifest.train + self.manifest.valid:
+            expected[shard.file] = shard.tokens_sha256
+            expected[shard.documents_file] = shard.documents_sha256
+        for name, digest in expected.items():
+            if not (self.path / name).is_file():
+                raise _damaged(self.path / name, f"the SHA-256 {digest}", "no file")
+            if (found := sha256_of(self.path / name)) != digest:
+                raise _damaged(self.path / name, f"the SHA-256 {digest}", found)
+
+
+def open_store(path: Path) -> TokenStore:
+    """Open a prepared folder; a ValueError of one sentence says what is wrong with it."""
+    manifest = _read_manifest(path / MANIFEST)
+    itemsize = DTYPES[manifest.dtype].itemsize
+    for shard in manifest.train + manifest.valid:
+        _check_size(path / shard.file, shard.tokens * itemsize)
+        _check_size(path / shard.documents_file, shard.documents * OFFSETS.itemsize)
+    vocabulary = vocabulary_of(load(path / TOKENIZER))
+    if vocabulary.size != manifest.vocabulary:
+        raise _damaged(path / TOKENIZER, f"{manifest.vocabulary} tokens", f"{vocabulary.size}")
+    return TokenStore(path, manifest, vocabulary)
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, read piece by piece."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def dtype_for(vocabulary: int) -> str:
+    """The name of the smallest token type that holds every id."""
+    return "uint16" if vocabulary <= 2**16 else "uint32"
+
+
+def _damaged(path: Path, expected: str, found: str) -> ValueError:
+    return ValueError(f"{path}: expected {expected}, found {found}")
+
+
+def _check_size(path: Path, expected: int) -> None:
+    if not path.is_file():
+        raise _damaged(path, f"{expected} bytes", "no file")
+    if (found := path.stat().st_size) != expected:
+        raise _damaged(path, f"{expected} bytes", f"{found}")
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.is_file():
+        raise _damaged(path, "a folder of prepared tokens", "no such file")
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, "JSON", f"text that is not ({error})") from error
+    found = facts.get("format") if isinstance(facts, dict) else None
+    if found != FORMAT:
+        raise _damaged(path, f"format version {FORMAT}", f"{found}")
+    try:
+        del facts["format"]
+        fingerprint = facts.pop("fingerprint")
+        for split in SPLITS:
+            facts[split] = tuple(Shard(**shard) for shard in facts[split])
+        manifest = Manifest(**facts)
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, f"the fields of format version {FORMAT}", f"others ({error})") from error
+    # The fingerprint covers every field that is used below, so an edited or damaged value cannot get past.
+    if fingerprint != manifest.fingerprint:
+        raise _damaged(path, f"the fingerprint {fingerprint}", manifest.fingerprint)
+    return manifest

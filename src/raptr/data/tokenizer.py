@@ -1,0 +1,82 @@
+"""The tokenizer: byte-level BPE trained on the corpus (Sennrich et al., 2016; Radford et al., 2019).
+
+Every text can be encoded, since each of the 256 bytes is a token. The special tokens have the lowest ids, so
+"is it special" is one comparison. A text that happens to contain "[MASK]" gets six ordinary characters, never
+the special token: only the project itself writes those.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SMALLEST = len(SPECIALS) + 256
+LARGEST = 2**32
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the model and the masking need to know of a tokenizer; ids below `specials` are special."""
+
+    size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+    specials: int
+
+
+def train(texts: Iterable[str], size: int) -> Tokenizer:
+    """A tokenizer of at most `size` tokens (fewer when the texts hold no more), given by the texts alone."""
+    if not SMALLEST <= size <= LARGEST:
+        raise ValueError(
+            f"vocabulary is {size}; it must lie between {SMALLEST} "
+            f"({len(SPECIALS)} special tokens and the 256 bytes) and {LARGEST}"
+        )
+    tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = [(token, SPECIALS.index(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer in a `tokenizer.json`."""
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a tokenizer, found no file")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises a bare Exception for a file it cannot read
+        raise ValueError(f"{path}: expected a tokenizer, found a file that is not one ({error})") from error
+    # Not part of the file's format, and without it a text could smuggle special tokens in.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """The facts about a tokenizer whose special tokens have the lowest ids."""
+    expected = list(range(len(SPECIALS)))
+    found = [tokenizer.token_to_id(token) for token in SPECIALS]
+    if found != expected:
+        raise ValueError(f"tokenizer: expected the ids 0 to 4 for {' '.join(SPECIALS)}, found {found}")
+    pad, _, cls, sep, mask = expected
+    return Vocabulary(tokenizer.get_vocab_size(), pad, cls, sep, mask, len(SPECIALS))

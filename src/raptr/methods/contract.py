@@ -1,0 +1,109 @@
+"""The contract of every method: how training progresses, as pure functions of the step.
+
+    shape(step)          how large the model is
+    subnetwork(step)     what runs
+    growth(old, new)     how the weights and moments of one shape become those of the next
+
+A method never touches the training loop, and the loop names no method. Two more functions describe a method
+to people: `phases()` for plans, promises and reports, and `evaluated(step)`, the model that evaluation
+judges (the full model; scaled by keep probabilities where a method trains without scaling).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
+
+from raptr.subnetworks import Shape, Stage, Subnetwork
+from raptr.subnetworks.sampling import draw_layers, keep_probabilities
+from raptr.subnetworks.scaling import scales
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of steps and what it promises: the mean keep probability of each layer, heads and parts run."""
+
+    start: int
+    stop: int
+    keep: tuple[float, ...]
+    heads: int
+    parts: int
+
+    @property
+    def size(self) -> float:
+        """The mean number of layers that run."""
+        return sum(self.keep)
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """One method with its settings; subclasses are final and add their settings as fields."""
+
+    target: Shape
+    steps: int
+    seed: int = 0
+
+    name: ClassVar[str]
+    ends_full: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps < 1:
+            raise ValueError(f"steps is {self.steps!r}; a whole number from 1 on is allowed")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; a whole number from 0 on is allowed")
+
+    def shape(self, step: int) -> Shape:
+        """The model's shape in step `step`."""
+        self.check_step(step)
+        return self.target
+
+    @abstractmethod
+    def subnetwork(self, step: int) -> Subnetwork:
+        """What runs in step `step`, forward and backward."""
+
+    @abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """The stages of training, in order, covering every step."""
+
+    def evaluated(self, step: int) -> Subnetwork:
+        """The model that is judged after `step` optimizer steps (0 to `steps`)."""
+        if not 0 <= step <= self.steps:
+            raise ValueError(f"step is {step}; 0 to {self.steps} are allowed")
+        return Subnetwork.full(self.target.layers)
+
+    def part(self, size: int, draw: int) -> Subnetwork:
+        """A random part of `size` layers, first and last among them, as the method would run it."""
+        fixed = (1, self.target.layers) if size > 1 else ()
+        stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
+        kept = draw_layers(stage, self.target.layers, "exact", 1, seed=0, step=draw)
+        return self.scaled_part(kept, keep_probabilities(stage, self.target.layers))
+
+    def scaled_part(self, kept: tuple[bool, ...], probabilities: tuple[float, ...]) -> Subnetwork:
+        """The subnetwork of the kept layers; plain unless the method scales what it keeps."""
+        return Subnetwork(scales("none", kept, probabilities))
+
+    def growth(self, old: Shape, new: Shape) -> NoReturn:
+        """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
+        raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
+
+    def phase_index(self, step: int) -> int:
+        """The phase (from 0) that step `step` belongs to."""
+        self.check_step(step)
+        return sum(1 for phase in self.phases()[1:] if phase.start <= step)
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step outside of training."""
+        if not 0 <= step < self.steps:
+            raise ValueError(f"step is {step}; 0 to {self.steps - 1} are allowed")
+
+
+def check_unit(name: str, value: float, *, zero: bool = True) -> None:
+    """Refuse a setting that is no number in [0, 1], or in (0, 1]."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and (0 if zero else 1e-9) <= value <= 1
+    if not fine:
+        raise ValueError(f"{name} is {value!r}; a number {'from 0' if zero else 'above 0'} to 1 is allowed")
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a setting that is not one of the named choices."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")

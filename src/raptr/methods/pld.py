@@ -1,0 +1,90 @@
+"""PLD, progressive layer dropping (Zhang and He 2020; algorithm 2 in the appendix of the RaPTr paper).
+
+In step t (from 1) layer i (from 0) of L runs with probability p_i = 1 - (i / L)·(1 - θ(t)), where
+θ(t) = (1 - θ̄)·exp(-γ_f·t / T) + θ̄, and each of its two residual branches is divided by p_i. More and more
+layers are dropped; training never ends with the full network.
+
+Deviations: none from algorithm 2. One released implementation divides by the next layer's probability,
+another counts layers from 1 and does not rescale; we do neither. `average` sets θ̄ so that this fraction of
+the layers runs on average over the whole training.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, final
+
+from raptr.methods.contract import Method, Phase, check_choice, check_unit
+from raptr.subnetworks import Subnetwork
+from raptr.subnetworks.sampling import tossed
+from raptr.subnetworks.scaling import inverse
+from raptr.subnetworks.value import Scaled
+
+
+@final
+@dataclass(frozen=True)
+class PLD(Method):
+    """Layers are dropped ever more often, deeper ones more than shallow ones."""
+
+    theta: float | None = None  # the final keep parameter θ̄; 0.5 unless `average` is given
+    average: float | None = None
+    gamma: float = 100.0  # γ_f: how fast θ falls
+    scaled: Scaled = "branches"
+
+    name: ClassVar[str] = "pld"
+    ends_full: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("scaled", self.scaled, ("layer", "branches"))
+        if not (isinstance(self.gamma, int | float) and 0 < self.gamma < math.inf):
+            raise ValueError(f"gamma is {self.gamma!r}; a number above 0 is allowed")
+        if self.theta is not None:
+            check_unit("theta", self.theta)
+            if self.average is not None:
+                raise ValueError("theta and average are both given; one of them is allowed")
+        if self.average is not None:
+            check_unit("average", self.average)
+            least = 1 - self._per_theta
+            if not least <= self.average <= 1:
+                raise ValueError(
+                    f"average is {self.average!r}; with {self.target.layers} layers {least:.3f} to 1 is allowed"
+                )
+
+    @cached_property
+    def final_theta(self) -> float:
+        """θ̄, given or solved from `average`."""
+        if self.average is not None:
+            return 1 - (1 - self.average) / self._per_theta if self._per_theta else 1.0
+        return 0.5 if self.theta is None else self.theta
+
+    @property
+    def _per_theta(self) -> float:
+        """The mean fraction of layers dropped per unit of 1 - θ̄."""
+        return (self.target.layers - 1) / (2 * self.target.layers) * (1 - self._mean_decay)
+
+    @cached_property
+    def _mean_decay(self) -> float:
+        """The mean of exp(-γt) over t = 1 … T, a geometric series."""
+        gamma = self.gamma / self.steps
+        return math.exp(-gamma) * math.expm1(-self.gamma) / (math.expm1(-gamma) * self.steps)
+
+    def keep(self, step: int) -> tuple[float, ...]:
+        """Each layer's keep probability in step `step` (from 0)."""
+        self.check_step(step)
+        decay = math.exp(-self.gamma * (step + 1) / self.steps)
+        return self._profile((1 - self.final_theta) * decay + self.final_theta)
+
+    def _profile(self, theta: float) -> tuple[float, ...]:
+        layers = self.target.layers
+        return tuple(1 - i / layers * (1 - theta) for i in range(layers))
+
+    def subnetwork(self, step: int) -> Subnetwork:
+        """One coin per layer; the kept layers' branches are divided by their keep probability."""
+        keep = self.keep(step)
+        return Subnetwork(inverse(tossed(keep, self.seed, step), keep), scaled=self.scaled)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One phase, with the keep probabilities averaged over it."""
+        theta = (1 - self.final_theta) * self._mean_decay + self.final_theta
+        return (Phase(0, self.steps, self._profile(theta), self.target.heads, self.target.parts),)

@@ -1,0 +1,154 @@
+"""RaPTr, random part training (Panigrahi et al., "Efficient Stagewise Pretraining via Progressive
+Subnetworks", section 2.1, algorithm 1 and the appendix on scaling).
+
+Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always holds I_s. Beyond depth
+(section 4.3), a number of heads and of MLP parts may grow over the same stages, each drawn anew in every
+layer, alone or together with depth: the paper leaves the combination open.
+
+Deviations: exactly k layers by default, as the paper implements it, Bernoulli on request, as it defines it.
+With `scaling="none"` evaluation multiplies a layer by its keep probability p, as stochastic depth does; the
+paper's text says 1/p.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, final
+
+from raptr.methods.contract import Method, Phase, check_choice
+from raptr.subnetworks import Schedule, Subnetwork
+from raptr.subnetworks.sampling import (
+    HEADS,
+    PARTS,
+    SELECTIONS,
+    Selection,
+    check_groups,
+    draw_layers,
+    draw_units,
+    keep_probabilities,
+)
+from raptr.subnetworks.scaling import SCALINGS, Scaling, scales
+from raptr.subnetworks.schedule import Fixed, Lengths, parse_sizes
+from raptr.subnetworks.value import Scaled
+
+
+@final
+@dataclass(frozen=True)
+class RaPTr(Method):
+    """A random part of the model in every step, growing in stages to the whole."""
+
+    schedule: Schedule | str | None = None  # sizes of the stages in layers; None: the recommended one
+    lengths: Lengths | None = None
+    average: float | None = None
+    full_start: int = 0
+    fixed: Fixed = (1, -1)
+    selection: Selection = "exact"
+    groups: int = 1
+    scaling: Scaling = "sqrt"
+    scaled: Scaled = "layer"
+    heads: str | None = None  # heads run in each stage, such as 6-8-10-12; None: all
+    parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
+    width_exponent: float = 0.5  # k of n heads (parts) are scaled by (n / k) to this power
+
+    name: ClassVar[str] = "raptr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("selection", self.selection, SELECTIONS)
+        check_choice("scaling", self.scaling, SCALINGS)
+        check_choice("scaled", self.scaled, ("layer", "branches"))
+        if self.width_exponent not in (0, 0.5, 1):
+            raise ValueError(f"width_exponent is {self.width_exponent!r}; allowed: 0, 0.5, 1")
+        if self.selection == "bernoulli" and self.groups != 1:
+            raise ValueError(f"groups is {self.groups}; with selection bernoulli only 1 is allowed")
+        stages = self.stages.stages
+        if stages[-1].size != self.target.layers:
+            raise ValueError(
+                f"schedule ends with {stages[-1].size} layers; the last stage of raptr trains the full model, "
+                f"{self.target.layers}"
+            )
+        for stage in stages:
+            check_groups(stage, self.target.layers, self.groups)
+        assert len(self.head_counts) == len(self.part_counts) == len(stages)
+
+    @cached_property
+    def stages(self) -> Schedule:
+        """The schedule, read from the settings."""
+        layers, ready = self.target.layers, self.schedule
+        if isinstance(ready, Schedule):
+            defaults = (None, None, 0, (1, -1))
+            if (self.lengths, self.average, self.full_start, self.fixed) != defaults:
+                raise ValueError("lengths, average, full_start and fixed belong to a schedule given as text")
+            if (ready.layers, ready.steps) != (layers, self.steps):
+                raise ValueError(
+                    f"schedule is made for {ready.layers} layers and {ready.steps} steps; "
+                    f"{layers} layers and {self.steps} steps are allowed"
+                )
+            return ready
+        if ready is None:
+            ready = "-".join(str(stage.size) for stage in Schedule.recommended(layers, max(self.steps, 4)).stages)
+        return Schedule.parse(
+            ready,
+            layers=layers,
+            steps=self.steps,
+            lengths=self.lengths,
+            average=self.average,
+            full_start=self.full_start,
+            fixed=self.fixed,
+        )
+
+    @cached_property
+    def head_counts(self) -> tuple[int, ...]:
+        """Heads that run in each stage."""
+        return self._counts("heads", self.heads, self.target.heads)
+
+    @cached_property
+    def part_counts(self) -> tuple[int, ...]:
+        """MLP parts that run in each stage."""
+        return self._counts("parts", self.parts, self.target.parts)
+
+    def _counts(self, name: str, text: str | None, total: int) -> tuple[int, ...]:
+        stages, start = len(self.stages.stages), 1 if self.stages.full_start else 0
+        if text is None:
+            return (total,) * stages
+        counts = parse_sizes(text)
+        good = len(counts) == stages - start and list(counts) == sorted(counts)
+        if not good or counts[0] < 1 or counts[-1] != total:
+            raise ValueError(
+                f"{name} is {text!r}; one size for each of the {stages - start} stages, "
+                f"never falling and ending with all {total}, is allowed"
+            )
+        return (total,) * start + counts
+
+    def subnetwork(self, step: int) -> Subnetwork:
+        """The step's random part."""
+        index, layers = self.stages.index(step), self.target.layers
+        stage = self.stages.stages[index]
+        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, step)
+        heads, parts = self.head_counts[index], self.part_counts[index]
+        return Subnetwork(
+            scales=scales(self.scaling, kept, keep_probabilities(stage, layers, self.groups)),
+            scaled=self.scaled,
+            heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, step),
+            parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, step),
+            head_scale=(self.target.heads / heads) ** self.width_exponent,
+            part_scale=(self.target.parts / parts) ** self.width_exponent,
+        )
+
+    def scaled_part(self, kept: tuple[bool, ...], probabilities: tuple[float, ...]) -> Subnetwork:
+        """The kept layers under the method's scaling."""
+        return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """One phase per stage."""
+        return tuple(
+            Phase(s.start, s.stop, keep_probabilities(s, self.target.layers, self.groups), heads, parts)
+            for s, heads, parts in zip(self.stages.stages, self.head_counts, self.part_counts, strict=True)
+        )
+
+    def evaluated(self, step: int) -> Subnetwork:
+        """The full model; with scaling none each layer times its keep probability in the stage just trained."""
+        full = super().evaluated(step)
+        if self.scaling != "none":
+            return full
+        stage = self.stages.stage(max(step - 1, 0))
+        return Subnetwork(keep_probabilities(stage, self.target.layers, self.groups), scaled=self.scaled)

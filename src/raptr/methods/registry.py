@@ -1,0 +1,61 @@
+"""The one list of methods, and the one way to make one."""
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+from raptr.methods.contract import Method
+from raptr.methods.full import Full
+from raptr.methods.layer_dropout import LayerDropout
+from raptr.methods.pld import PLD
+from raptr.methods.raptr import RaPTr
+from raptr.methods.stochastic_depth import LayerDrop, StochasticDepth
+from raptr.subnetworks import Schedule, Shape
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Full, RaPTr, PLD, StochasticDepth, LayerDrop, LayerDropout)
+}
+
+
+def make_method(
+    name: str,
+    *,
+    shape: Shape,
+    steps: int | None = None,
+    schedule: Schedule | str | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Method:
+    """Make the method `name` for a model of the given shape; `settings` are the fields of its class.
+
+    `steps` may be left out where `schedule` is a `Schedule`, which knows it.
+    """
+    if name not in METHODS:
+        raise ValueError(f"method is {name!r}; {nearest(name, METHODS)}allowed: {', '.join(METHODS)}")
+    if steps is None:
+        if not isinstance(schedule, Schedule):
+            raise ValueError("steps is missing; the number of training steps is needed")
+        steps = schedule.steps
+    method = METHODS[name]
+    allowed = settings_of(name)
+    if schedule is not None:
+        settings["schedule"] = schedule
+    for setting in settings:
+        if setting not in allowed:
+            raise ValueError(
+                f"method {name} has no setting {setting!r}; {nearest(setting, allowed)}"
+                f"allowed: {', '.join(allowed) or 'none'}"
+            )
+    return method(target=shape, steps=steps, seed=seed, **settings)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings of a method with their defaults."""
+    common = {field.name for field in fields(Method)}
+    return {field.name: field.default for field in fields(METHODS[name]) if field.name not in common}
+
+
+def nearest(word: object, allowed: Any) -> str:
+    """`did you mean 'x'? `, or nothing where no allowed word is near."""
+    close = difflib.get_close_matches(str(word), list(allowed), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""

@@ -1,0 +1,168 @@
+"""BERT as a pre-LN encoder with a masked-language-model head, whose forward takes the step's subnetwork.
+
+Shapes: B batch, S sequence, M masked positions, D width, H heads that run, K head size, F MLP, V vocabulary.
+
+The layout is that of the stock pre-LN encoder of `transformers` (RoBERTa with pre-layer normalisation):
+LayerNorm after the embeddings, two pre-normed residual branches a layer, a final LayerNorm, and a head of
+dense, GELU, LayerNorm and the tied embedding matrix. There are no token types and no next-sentence task. The
+head runs on the masked positions only. Layers are chosen here in Python, outside any compiled code; scales
+and indices reach a block as tensors.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptr.data.batch import Batch
+from raptr.models.init import initialise
+from raptr.models.inputs import BlockInputs, block_inputs
+from raptr.subnetworks import Shape, Subnetwork
+
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The dimensions of a BERT; `parts` is the number of equal pieces the MLP is cut into."""
+
+    layers: int
+    width: int
+    heads: int
+    head_size: int
+    mlp: int
+    vocabulary: int = 8192
+    positions: int = 512
+    parts: int = 4
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"model.{name} is {value!r}; a whole number from 1 on is allowed")
+        if self.mlp % self.parts:
+            raise ValueError(f"model.parts is {self.parts}; a divisor of mlp, {self.mlp}, is allowed")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout is {self.dropout!r}; a number from 0 to below 1 is allowed")
+
+    @property
+    def shape(self) -> Shape:
+        """The counts on the axes along which a part of the model can run."""
+        return Shape(layers=self.layers, heads=self.heads, parts=self.parts)
+
+    def resized(self, shape: Shape) -> "BertConfig":
+        """The same model with other counts of layers, heads and MLP parts; head and part sizes stay."""
+        part = self.mlp // self.parts
+        return replace(self, layers=shape.layers, heads=shape.heads, parts=shape.parts, mlp=part * shape.parts)
+
+
+# Deeper than other models of these names: depth is what is trained in parts here.
+SIZES: dict[str, BertConfig] = {
+    "tiny": BertConfig(layers=6, width=128, heads=4, head_size=32, mlp=512),
+    "mini": BertConfig(layers=12, width=256, heads=4, head_size=64, mlp=1024),
+    "small": BertConfig(layers=12, width=512, heads=8, head_size=64, mlp=2048),
+    "base": BertConfig(layers=12, width=768, heads=12, head_size=64, mlp=3072),
+    "large": BertConfig(layers=24, width=1024, heads=16, head_size=64, mlp=4096),
+}
+
+
+class Block(nn.Module):
+    """A pre-LN Transformer layer: x + attention(LN(x)), then + MLP(LN(·)), as a whole or in part."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        inner = config.heads * config.head_size
+        self.heads, self.head_size, self.parts = config.heads, config.head_size, config.parts
+        self.attention_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.qkv = nn.Linear(config.width, 3 * inner)
+        self.attention_out = nn.Linear(inner, config.width)
+        self.mlp_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.mlp_in = nn.Linear(config.width, config.mlp)
+        self.mlp_out = nn.Linear(config.mlp, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: Tensor, inputs: BlockInputs) -> Tensor:
+        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
+        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.heads_H)
+        h_BSD = x_BSD + _times(inputs.attention_scale, self.dropout(attended_BSD))
+        y_BSD = h_BSD + _times(inputs.mlp_scale, self.dropout(self.mlp(self.mlp_norm(h_BSD), inputs.parts_P)))
+        if inputs.layer_scale is None:
+            return y_BSD
+        return x_BSD + inputs.layer_scale * (y_BSD - x_BSD)
+
+    def attention(self, x_BSD: Tensor, heads_H: Tensor | None) -> Tensor:
+        """Self-attention over all heads, or over the chosen ones as if there were no others."""
+        qkv_weight: Tensor = self.qkv.weight
+        qkv_bias: Tensor = self.qkv.bias
+        out_weight: Tensor = self.attention_out.weight
+        if heads_H is not None:
+            width = x_BSD.shape[-1]
+            cut = (3, self.heads, self.head_size)
+            qkv_weight = qkv_weight.view(*cut, width).index_select(1, heads_H).reshape(-1, width)
+            qkv_bias = qkv_bias.view(*cut).index_select(1, heads_H).reshape(-1)
+            out_weight = out_weight.view(width, *cut[1:]).index_select(1, heads_H).reshape(width, -1)
+        qkv = F.linear(x_BSD, qkv_weight, qkv_bias).view(*x_BSD.shape[:2], 3, -1, self.head_size)
+        q_BHSK, k_BHSK, v_BHSK = qkv.permute(2, 0, 3, 1, 4)
+        o_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BHSK, v_BHSK)
+        return F.linear(o_BHSK.transpose(1, 2).flatten(2), out_weight, self.attention_out.bias)
+
+    def mlp(self, x_BSD: Tensor, parts_P: Tensor | None) -> Tensor:
+        """The MLP, or the chosen parts of it as if there were no others."""
+        in_weight: Tensor = self.mlp_in.weight
+        in_bias: Tensor = self.mlp_in.bias
+        out_weight: Tensor = self.mlp_out.weight
+        if parts_P is not None:
+            width = x_BSD.shape[-1]
+            in_weight = in_weight.view(self.parts, -1, width).index_select(0, parts_P).reshape(-1, width)
+            in_bias = in_bias.view(self.parts, -1).index_select(0, parts_P).reshape(-1)
+            out_weight = out_weight.view(width, self.parts, -1).index_select(1, parts_P).reshape(width, -1)
+        return F.linear(F.gelu(F.linear(x_BSD, in_weight, in_bias)), out_weight, self.mlp_out.bias)
+
+
+class Bert(nn.Module):
+    """The encoder and its masked-language-model head."""
+
+    def __init__(self, config: BertConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.positions, config.width)
+        self.embedding_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.head_dense = nn.Linear(config.width, config.width)
+        self.head_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
+        initialise(self, seed)
+
+    def forward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        """The mean cross entropy over the masked positions, from the part of the model that runs."""
+        return F.cross_entropy(self.logits(batch, subnetwork).flatten(0, 1).float(), batch.labels_BM.flatten())
+
+    def logits(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        """Scores over the vocabulary at the masked positions, (B, M, V)."""
+        x_BSD = self.hidden(batch.tokens_BS, subnetwork)
+        rows = torch.arange(len(x_BSD), device=x_BSD.device).unsqueeze(1)
+        x_BMD = self.head_norm(F.gelu(self.head_dense(x_BSD[rows, batch.positions_BM])))
+        return F.linear(x_BMD, self.tokens.weight, self.head_bias)
+
+    def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork) -> Tensor:
+        """The encoder's output."""
+        length = tokens_BS.shape[1]
+        if length > self.config.positions:
+            raise ValueError(f"the sequence has {length} tokens; up to {self.config.positions} are allowed")
+        x_BSD = self.tokens(tokens_BS) + self.positions.weight[:length]
+        x_BSD = self.dropout(self.embedding_norm(x_BSD))
+        if subnetwork.layers != len(self.blocks):
+            raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
+        for layer, inputs in block_inputs(subnetwork, x_BSD):
+            x_BSD = self.blocks[layer](x_BSD, inputs)
+        normed_BSD: Tensor = self.final_norm(x_BSD)
+        return normed_BSD
+
+
+def _times(scale: Tensor | None, x: Tensor) -> Tensor:
+    return x if scale is None else scale * x

@@ -1,0 +1,60 @@
+"""BERT runs, complete: the small ones for two CPU cores, the paper's own for GPUs."""
+
+from typing import Any
+
+Recipe = dict[str, dict[str, Any]]
+
+
+def demo() -> Recipe:
+    """A tiny BERT on the Python standard library's own text, in about a minute on two CPU cores.
+
+    Command: raptr pretrain
+    """
+    return {
+        "model": {"size": "tiny"},
+        "method": {"name": "raptr"},
+        "data": {"vocabulary": 2048, "length": 64},
+        "optimizer": {"peak": 1e-3, "warmup": 40},
+        "train": {"steps": 800, "batch": 16, "eval_samples": 256},
+    }
+
+
+def bert_mini() -> Recipe:
+    """A 12-layer BERT of width 256, for one GPU.
+
+    Command: raptr pretrain bert-mini
+    """
+    return {
+        "model": {"size": "mini"},
+        "method": {"name": "raptr"},
+        "optimizer": {"peak": 1e-3, "warmup": 200},
+        "train": {"steps": 4000, "batch": 128, "eval_samples": 1024},
+    }
+
+
+def bert_base() -> Recipe:
+    """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, idle parameters get zero gradients.
+
+    Command: raptr pretrain bert-base
+    """
+    return {
+        "model": {"size": "base", "dropout": 0.1},
+        "method": {"name": "raptr", "schedule": "6-8-10-12", "lengths": "equal"},
+        "data": {"vocabulary": 30_000, "length": 128},
+        "optimizer": {"peak": 1e-4, "warmup": 10_000, "idle": "zero"},
+        "train": {"steps": 675_000, "batch": 256, "eval_samples": 4096},
+    }
+
+
+def bert_large() -> Recipe:
+    """The paper's BERT-Large: 625k steps, batch 512, 6-12-18-24 Equal, idle parameters get zero gradients.
+
+    Command: raptr pretrain bert-large
+    """
+    return {
+        "model": {"size": "large", "dropout": 0.1},
+        "method": {"name": "raptr", "schedule": "6-12-18-24", "lengths": "equal"},
+        "data": {"vocabulary": 30_000, "length": 128},
+        "optimizer": {"peak": 1e-4, "warmup": 10_000, "idle": "zero"},
+        "train": {"steps": 625_000, "batch": 512, "accumulate": 2, "eval_samples": 4096},
+    }

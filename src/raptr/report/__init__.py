@@ -1,0 +1,53 @@
+"""Run folders become plots and tables; everything here is derived from what a run has written."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from raptr.report.plots import draw_losses, losses
+from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, read_run
+from raptr.report.tables import Row, dicts, markdown, rich_table, summary
+
+__all__ = [
+    "EvalRecord",
+    "Report",
+    "Row",
+    "Run",
+    "TrainRecord",
+    "Transition",
+    "dicts",
+    "draw_losses",
+    "losses",
+    "markdown",
+    "read_run",
+    "rich_table",
+    "summary",
+    "write_report",
+]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a report's files are, and its table for the terminal."""
+
+    plot: Path
+    markdown: Path
+    json: Path
+    table: Table
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Report:
+    """Write the plot and the table of the runs in these folders into `out`."""
+    if not runs:
+        raise ValueError("A report needs at least one run folder, and none was given.")
+    read = [read_run(path) for path in runs]
+    rows = summary(read)
+    out.mkdir(parents=True, exist_ok=True)
+    report = Report(out / "losses.png", out / "table.md", out / "table.json", rich_table(rows))
+    losses(read, report.plot)
+    report.markdown.write_text(markdown(rows), encoding="utf-8")
+    report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return report

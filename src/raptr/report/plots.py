@@ -1,0 +1,262 @@
+"""Draws losses over steps and over FLOPs, side by side, so that both the quality and the cost are seen."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from raptr.report.runs import Run, labels
+from raptr.report.units import FLOP_PREFIXES, scale, short
+
+WIDTH, HEIGHT, DPI = 1600, 650, 160  # pixels, pixels, pixels per inch
+
+# Okabe and Ito's palette, which people with any common colour blindness can tell apart. Seven colours and six
+# markers have no common factor, so 42 runs look different.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK, GREY = "#222222", "#777777"
+
+CLIFF_SHARE = 0.1
+SMOOTHING_SHARE = 0.02
+MARKERS_PER_LINE = 25
+LEGEND_ROWS = 6
+LABELLED_STAGE_SHARE = 0.08
+
+
+def losses(runs: Sequence[Run], path: Path) -> None:
+    """Write the plot of the runs' losses as a PNG of 1600 x 650 pixels."""
+    figure = draw_losses(runs)
+    FigureCanvasAgg(figure)
+    # Given here so that a user's matplotlibrc cannot crop or tint the file.
+    figure.savefig(path, format="png", dpi=DPI, bbox_inches=figure.bbox_inches, facecolor="white")
+
+
+def draw_losses(runs: Sequence[Run]) -> Figure:
+    """The plot of the runs' losses: over steps on the left, over FLOPs on the right."""
+    if not runs:
+        raise ValueError("A plot needs at least one run, and none was given.")
+    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained", facecolor="white")
+    by_step, by_flops = figure.subplots(1, 2, sharey=True)
+    divisor, prefix = scale(max(run.last.flops for run in runs), FLOP_PREFIXES)
+    # The first run is drawn last: it is the one that others are compared with.
+    for index, run in reversed(list(enumerate(runs))):
+        _draw_run(by_step, by_flops, run, index, divisor)
+    by_step.set_ylim(*_limits(runs))
+    by_step.set_ylabel("loss", color=INK)
+    by_step.set_xlabel("steps", color=INK)
+    by_flops.set_xlabel(f"training compute of the whole model ({prefix}FLOP)", color=INK)
+    by_step.set_xlim(0, 1.02 * max(1, *(run.last.step for run in runs)))
+    by_flops.set_xlim(0, 1.02 * max(1e-9, *(run.last.flops / divisor for run in runs)))
+    by_step.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    by_step.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=True))
+    by_flops.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+    for axes in (by_step, by_flops):
+        _clean(axes)
+    by_flops.tick_params(axis="y", left=False)
+    if len(runs) == 1:
+        _label_stages(by_step, by_flops, runs[0], divisor)
+    figure.suptitle(
+        "Held-out loss of the full model, by steps and by training compute",
+        x=0.012,
+        horizontalalignment="left",
+        fontsize=12,
+        fontweight="bold",
+        color=INK,
+    )
+    _legend_of_runs(figure, runs)
+    _legend_of_lines(by_flops, runs)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(wspace=0.05, h_pad=0.06)
+    return figure
+
+
+def smooth(values: Sequence[float], stages: Sequence[int]) -> list[float]:
+    """The centred moving average of the values within each stage, over 2% of all values but at least five."""
+    # Averages do not cross a stage: the jump of the loss there is real.
+    half = max(2, int(SMOOTHING_SHARE * len(values) / 2))
+    smoothed: list[float] = []
+    for _, group in groupby(zip(stages, values, strict=True), key=lambda pair: pair[0]):
+        part = np.array([value for _, value in group], dtype=float)
+        finite = np.isfinite(part)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(finite, part, 0.0))])
+        counts = np.concatenate([[0], np.cumsum(finite)])
+        middle = np.arange(len(part))
+        low, high = np.maximum(0, middle - half), np.minimum(len(part), middle + half + 1)
+        means = (sums[high] - sums[low]) / np.maximum(1, counts[high] - counts[low])
+        smoothed += np.where(finite, means, np.nan).tolist()
+    return smoothed
+
+
+def _draw_run(by_step: Axes, by_flops: Axes, run: Run, index: int, divisor: float) -> None:
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    train = smooth([record.loss for record in run.train], [record.stage for record in run.train])
+    evals = [record.loss for record in run.evals]
+    # Counted from the end, so that the final loss has its marker.
+    every = max(1, -(-len(evals) // MARKERS_PER_LINE))
+    marked = list(range(len(evals) - 1, -1, -every))
+    for axes, train_x, evals_x, transitions_x in (
+        (
+            by_step,
+            [float(record.step) for record in run.train],
+            [float(record.step) for record in run.evals],
+            [float(transition.step) for transition in run.transitions],
+        ),
+        (
+            by_flops,
+            [record.flops / divisor for record in run.train],
+            [record.flops / divisor for record in run.evals],
+            [transition.flops / divisor for transition in run.transitions],
+        ),
+    ):
+        for x in transitions_x:
+            axes.axvline(x, color=colour, alpha=0.45, linewidth=1.0, linestyle=":", zorder=1, gid="stage")
+        axes.plot(train_x, train, color=colour, alpha=0.35, linewidth=0.9, zorder=2, gid="train")
+        axes.plot(
+            evals_x,
+            evals,
+            color=colour,
+            linewidth=1.6,
+            marker=marker,
+            markersize=4.5,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            markevery=marked,
+            zorder=3,
+            gid="eval",
+        )
+
+
+def _limits(runs: Sequence[Run]) -> tuple[float, float]:
+    """The range of losses to show: everything after the early cliff, and no divergence above the start."""
+    late: list[float] = []
+    starts: list[float] = []
+    for run in runs:
+        train = smooth([record.loss for record in run.train], [record.stage for record in run.train])
+        curves = (
+            [(record.step, record.loss) for record in run.evals],
+            [(record.step, loss) for record, loss in zip(run.train, train, strict=True)],
+        )
+        for curve in curves:
+            points = [(step, loss) for step, loss in curve if np.isfinite(loss)]
+            starts += [loss for _, loss in points[:1]]
+            late += [loss for step, loss in points if step >= CLIFF_SHARE * run.last.step]
+    if not late:
+        return 0.0, 1.0
+    low, high = min(late), min(max(late), max(starts))
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + margin
+
+
+def _clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.tick_params(axis="both", color=GREY)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _label_stages(by_step: Axes, by_flops: Axes, run: Run, divisor: float) -> None:
+    """Write above each stage of a staged run how many layers it trains."""
+    if not run.transitions:
+        return
+    ends = [*run.transitions, run.last]
+    sizes = [
+        np.mean([record.size for record in group]) for _, group in groupby(run.train, key=lambda record: record.stage)
+    ]
+    for axes, edges in (
+        (by_step, [0.0, *(end.step for end in ends)]),
+        (by_flops, [0.0, *(end.flops / divisor for end in ends)]),
+    ):
+        for size, left, right in zip(sizes, edges, edges[1:], strict=False):
+            # In a narrower stage the text would run into its neighbour's.
+            if right - left < LABELLED_STAGE_SHARE * edges[-1]:
+                continue
+            axes.annotate(
+                f"{size:.3g} layer{'' if size == 1 else 's'}",
+                ((left + right) / 2, 1.0),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(0, 3),
+                textcoords="offset points",
+                horizontalalignment="center",
+                fontsize=8,
+                color=GREY,
+            )
+
+
+def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
+    """A legend below both panels: each run with what it reached and what that took."""
+    texts = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        reached = run.evals[-1] if run.evals else None
+        texts.append(
+            f"{label}: {reached.loss:.3f} at {short(reached.flops, FLOP_PREFIXES, ' ')}FLOP" if reached else label
+        )
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=COLOURS[index % len(COLOURS)],
+            linewidth=1.6,
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=4.5,
+        )
+        for index in range(len(runs))
+    ]
+    # A character of this size is about 5.5 points wide, a handle with its padding about 50.
+    columns = max(1, min(len(runs), int(72 * WIDTH / DPI / (5.5 * max(map(len, texts)) + 50))))
+    room = LEGEND_ROWS * columns
+    if len(runs) > room:
+        handles = [*handles[: room - 1], Line2D([], [], linestyle="none")]
+        texts = [*texts[: room - 1], f"and {len(runs) - room + 1} more"]
+    legend = figure.legend(
+        handles,
+        [str(number) for number in range(len(handles))],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    # Names are set afterwards, as they are: `_run` would be left out of a legend and `$` be read as maths.
+    for text, written in zip(legend.get_texts(), texts, strict=True):
+        text.set_parse_math(False)
+        text.set_text(written)
+
+
+def _legend_of_lines(axes: Axes, runs: Sequence[Run]) -> None:
+    """A legend of the kinds of line, in the corner that falling losses leave free."""
+    handles = []
+    if any(run.evals for run in runs):
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=GREY,
+                linewidth=1.6,
+                marker="o",
+                markersize=4.5,
+                label="held-out loss, full model",
+            )
+        )
+    if any(run.train for run in runs):
+        handles.append(Line2D([], [], color=GREY, alpha=0.6, linewidth=0.9, label="training loss, layers that ran"))
+    if any(run.transitions for run in runs):
+        handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=":", label="next stage begins"))
+    axes.legend(
+        handles=handles,
+        loc="upper right",
+        frameon=True,
+        framealpha=1.0,
+        edgecolor="none",
+        fontsize=9,
+        labelcolor=INK,
+    )

@@ -1,0 +1,215 @@
+"""Reads a run folder: its configuration, its environment and the records of its training.
+
+`metrics.jsonl` is append-only, so a resumed run writes some steps twice and a killed one may leave half a
+line: the last record of a (kind, step) wins, and a torn last line is dropped.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """The state of training after `step` steps; the loss is that of the subnetwork that ran."""
+
+    step: int
+    stage: int
+    stages: int
+    size: float
+    loss: float
+    tokens: int
+    flops: float
+    flops_layers: float
+    seconds: float
+    lr: float | None = None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """The held-out loss of the full model after `step` steps, and that of random subnetworks by size."""
+
+    step: int
+    loss: float
+    tokens: int
+    flops: float
+    flops_layers: float
+    seconds: float
+    sizes: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The point at which a run left one stage for the next."""
+
+    step: int
+    flops: float
+    stage: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, with its records sorted by step; `ignored` counts the malformed lines."""
+
+    path: Path
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    train: tuple[TrainRecord, ...]
+    evals: tuple[EvalRecord, ...]
+    ignored: int = 0
+
+    @property
+    def method(self) -> str:
+        """The method's name, or a question mark where the configuration has none."""
+        return str(_section(self.config, "method").get("name", "?"))
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule as written in the configuration, such as `6-8-10-12`."""
+        schedule = _section(self.config, "method").get("schedule")
+        if isinstance(schedule, list | tuple):
+            return "-".join(str(size) for size in schedule)
+        return None if schedule is None else str(schedule)
+
+    @property
+    def last(self) -> TrainRecord | EvalRecord:
+        """The record of the largest step: how far the run has come."""
+        records: tuple[TrainRecord | EvalRecord, ...] = (*self.train, *self.evals)
+        return max(records, key=lambda record: record.step)
+
+    @property
+    def transitions(self) -> tuple[Transition, ...]:
+        """Where the stage changes, from the train records."""
+        # A record describes the step that has just run, so the old stage's last record is the nearest
+        # known point at or before the change, and exactly it where the stage ends on a logged step.
+        return tuple(
+            Transition(old.step, old.flops, new.stage)
+            for old, new in zip(self.train, self.train[1:], strict=False)
+            if old.stage != new.stage
+        )
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a run folder: there is no such folder.")
+    for file in ("config.yaml", "environment.json", "metrics.jsonl"):
+        if not (path / file).is_file():
+            raise ValueError(f"{path} is not a run folder: {file} is missing.")
+    train, evals, ignored = _records((path / "metrics.jsonl").read_bytes())
+    if not train and not evals:
+        raise ValueError(f"{path} has no records yet: metrics.jsonl holds no train or eval record.")
+    return Run(
+        path=path,
+        name=path.resolve().name,
+        config=_mapping(path / "config.yaml"),
+        environment=_mapping(path / "environment.json"),
+        train=train,
+        evals=evals,
+        ignored=ignored,
+    )
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A label per run: its name, with the parent folder where two runs share a name."""
+    count = Counter(run.name for run in runs)
+    return [run.name if count[run.name] == 1 else f"{run.path.resolve().parent.name}/{run.name}" for run in runs]
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        language = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"{path} cannot be read: it is not valid {language}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a mapping, not {type(value).__name__}.")
+    return value
+
+
+def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord, ...], int]:
+    """The train and eval records of a metrics file, and how many of its lines are malformed."""
+    train: dict[int, TrainRecord] = {}
+    evals: dict[int, EvalRecord] = {}
+    ignored = 0
+    *lines, unfinished = content.split(b"\n")
+    for number, line in enumerate([*lines, unfinished]):
+        if not line.strip():
+            continue
+        try:
+            record = _parse(line)
+        except (ValueError, KeyError, TypeError):
+            ignored += number < len(lines)
+            continue
+        if isinstance(record, TrainRecord):
+            train[record.step] = record
+        elif isinstance(record, EvalRecord):
+            evals[record.step] = record
+    return (
+        tuple(train[step] for step in sorted(train)),
+        tuple(evals[step] for step in sorted(evals)),
+        ignored,
+    )
+
+
+def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
+    """The record in a line, or None for a kind that this reader does not know."""
+    values = json.loads(line)
+    if not isinstance(values, dict):
+        raise TypeError("a record is a mapping")
+    if values["kind"] not in ("train", "eval"):
+        return None
+    if values["kind"] == "eval":
+        return EvalRecord(
+            step=_whole(values["step"]),
+            loss=_number(values["loss"]),
+            tokens=_whole(values["tokens"]),
+            flops=_number(values["flops"]),
+            flops_layers=_number(values["flops_layers"]),
+            seconds=_number(values["seconds"]),
+            sizes=_sizes(values.get("sizes", {})),
+        )
+    return TrainRecord(
+        step=_whole(values["step"]),
+        stage=_whole(values["stage"]),
+        stages=_whole(values["stages"]),
+        size=_number(values["size"]),
+        loss=_number(values["loss"]),
+        tokens=_whole(values["tokens"]),
+        flops=_number(values["flops"]),
+        flops_layers=_number(values["flops_layers"]),
+        seconds=_number(values["seconds"]),
+        lr=None if values.get("lr") is None else _number(values["lr"]),
+        grad_norm=None if values.get("grad_norm") is None else _number(values["grad_norm"]),
+    )
+
+
+def _sizes(value: object) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise TypeError("not a mapping")
+    return {int(size): _number(loss) for size, loss in value.items()}
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("not a number")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("not a whole number")
+    return value

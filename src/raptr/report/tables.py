@@ -1,0 +1,152 @@
+"""One row per run: what it reached and what it cost, as a rich table, as Markdown and as JSON-ready dicts.
+
+Costs are also given relative to one run, the same for the whole table: full training where every run took as
+many steps, else the run that cost most, because a ratio to full training of another length mixes two effects.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from raptr.report.runs import Run, labels
+from raptr.report.units import FLOP_PREFIXES, duration, short
+
+FINAL_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's results and costs; None where its records do not tell."""
+
+    name: str
+    method: str
+    schedule: str | None
+    steps: int
+    train_loss: float | None
+    eval_loss: float | None
+    tokens: int
+    flops: float
+    flops_layers: float
+    relative_flops: float | None
+    relative_flops_layers: float | None
+    relative_to: str
+    seconds: float
+    tokens_per_second: float | None
+    ignored: int
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cell: Callable[[Row], str]
+    text: bool = False
+
+
+_COLUMNS = (
+    _Column("run", lambda row: row.name, text=True),
+    _Column("method", lambda row: row.method, text=True),
+    _Column("schedule", lambda row: row.schedule or "–", text=True),
+    _Column("steps", lambda row: f"{row.steps:,}"),
+    _Column("train loss", lambda row: _fixed(row.train_loss, 3)),
+    _Column("held-out loss", lambda row: _fixed(row.eval_loss, 3)),
+    _Column("tokens", lambda row: short(row.tokens)),
+    _Column("FLOPs", lambda row: short(row.flops, FLOP_PREFIXES)),
+    _Column("FLOPs, relative", lambda row: _fixed(row.relative_flops, 2)),
+    _Column("layers only, relative", lambda row: _fixed(row.relative_flops_layers, 2)),
+    _Column("time", lambda row: duration(row.seconds)),
+    _Column("tokens/s", lambda row: "–" if row.tokens_per_second is None else short(row.tokens_per_second)),
+)
+
+
+def summary(runs: Sequence[Run]) -> list[Row]:
+    """One row per run, in the order given."""
+    if not runs:
+        return []
+    names = labels(runs)
+    base = _base(runs)
+    reference = runs[base].last
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        last = run.last
+        final = run.train[-math.ceil(FINAL_SHARE * len(run.train)) :] if run.train else ()
+        rows.append(
+            Row(
+                name=name,
+                method=run.method,
+                schedule=run.schedule,
+                steps=last.step,
+                train_loss=sum(record.loss for record in final) / len(final) if final else None,
+                eval_loss=run.evals[-1].loss if run.evals else None,
+                tokens=last.tokens,
+                flops=last.flops,
+                flops_layers=last.flops_layers,
+                relative_flops=_ratio(last.flops, reference.flops),
+                relative_flops_layers=_ratio(last.flops_layers, reference.flops_layers),
+                relative_to=names[base],
+                seconds=last.seconds,
+                tokens_per_second=_ratio(last.tokens, last.seconds),
+                ignored=run.ignored,
+            )
+        )
+    return rows
+
+
+def rich_table(rows: Sequence[Row]) -> Table:
+    """The rows as a table for the terminal, one column per run, so that a few runs fit 80 characters."""
+    table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(_notes(rows))), caption_justify="left")
+    # Text, not str: a run called `raptr[6-8]` is no markup.
+    name, *columns = _COLUMNS
+    table.add_column(name.heading, no_wrap=True)
+    for row in rows:
+        table.add_column(Text(name.cell(row)), justify="right", overflow="fold")
+    for column in columns:
+        table.add_row(column.heading, *(Text(column.cell(row)) for row in rows))
+    return table
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table, with its notes below."""
+    lines = [
+        [column.heading for column in _COLUMNS],
+        ["---" if column.text else "---:" for column in _COLUMNS],
+        *([column.cell(row).replace("|", r"\|") for column in _COLUMNS] for row in rows),
+    ]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join([table, *_notes(rows)]) + "\n"
+
+
+def dicts(rows: Sequence[Row]) -> list[dict[str, str | float | None]]:
+    """The rows as JSON-ready dicts; a loss that is no finite number becomes None, as JSON has no NaN."""
+    return [{key: _finite(value) for key, value in asdict(row).items()} for row in rows]
+
+
+def _base(runs: Sequence[Run]) -> int:
+    """The index of the run that costs are relative to."""
+    full = next((index for index, run in enumerate(runs) if run.method == "full"), None)
+    if full is not None and all(run.last.step == runs[full].last.step for run in runs):
+        return full
+    return max(range(len(runs)), key=lambda index: runs[index].last.flops)
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    notes = []
+    if len(rows) > 1:
+        notes.append(f"Costs are relative to {rows[0].relative_to}.")
+    notes += [f"Malformed lines ignored in {row.name}: {row.ignored}." for row in rows if row.ignored]
+    return notes
+
+
+def _ratio(value: float, base: float) -> float | None:
+    return value / base if base > 0 else None
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _finite(value: str | float | None) -> str | float | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

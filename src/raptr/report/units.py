@@ -1,0 +1,40 @@
+"""Writes large numbers and durations so that people can read them."""
+
+import math
+
+FLOP_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+COUNT_PREFIXES = ("", "k", "M", "B", "T")
+
+
+def scale(value: float, prefixes: tuple[str, ...]) -> tuple[float, str]:
+    """The divisor and prefix that bring a value below 1000."""
+    # Rounding comes first: 999,960 is shown as 1M, not as 1000k.
+    rounded = float(f"{abs(value):.3g}")
+    power = 0
+    while power < len(prefixes) - 1 and rounded >= 1000 ** (power + 1):
+        power += 1
+    return 1000.0**power, prefixes[power]
+
+
+def short(value: float, prefixes: tuple[str, ...] = COUNT_PREFIXES, space: str = "") -> str:
+    """A value with three digits and a prefix, such as `40.9M`, with `space` between them."""
+    divisor, prefix = scale(value, prefixes)
+    scaled = value / divisor
+    if abs(scaled) >= 999.5:
+        return f"{scaled:,.0f}{space}{prefix}"
+    return f"{scaled:.3g}{space}{prefix}"
+
+
+def duration(seconds: float) -> str:
+    """A duration, such as `0.4s`, `3m 12s` or `2h 05m`."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}h {minutes % 60:02d}m"

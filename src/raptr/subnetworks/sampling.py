@@ -1,0 +1,84 @@
+"""Which layers, heads and MLP parts run in a step, as pure functions of (seed, step).
+
+Exactly k of n are the k with the lowest hash. The paper defines Bernoulli selection and implements k of L;
+both are here. Grouped selection (the paper's remark on implementation) takes an equal share of each group
+of neighbouring layers: a stratified draw, not a uniform one; one group is plain k of L.
+"""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from raptr.hashing import bits, unit
+from raptr.subnetworks.schedule import Stage
+from raptr.subnetworks.value import Kept
+
+Selection = Literal["exact", "bernoulli"]
+SELECTIONS: tuple[Selection, ...] = ("exact", "bernoulli")
+
+DEPTH, HEADS, PARTS = 0, 1, 2  # the axis is a counter of the hash, so that axes draw independently
+
+
+def lowest(candidates: Iterable[int], k: int, seed: int, step: int, *where: int) -> tuple[int, ...]:
+    """The k candidates with the lowest hash, ascending: a uniform draw without replacement."""
+    ranked = sorted(candidates, key=lambda index: (bits(seed, "subnetwork", step, *where, index), index))
+    assert 0 <= k <= len(ranked)
+    return tuple(sorted(ranked[:k]))
+
+
+def tossed(probabilities: Sequence[float], seed: int, step: int) -> tuple[bool, ...]:
+    """One independent coin per layer; probabilities 0 and 1 are certain."""
+    return tuple(
+        unit(bits(seed, "subnetwork", step, DEPTH, layer)) < probability
+        for layer, probability in enumerate(probabilities)
+    )
+
+
+def keep_probabilities(stage: Stage, layers: int, groups: int = 1) -> tuple[float, ...]:
+    """The probability that each layer runs in a step of the stage."""
+    return tuple(
+        float(Fraction(quota, len(free))) if layer in free else 1.0
+        for free, quota, members in _shares(stage, layers, groups)
+        for layer in members
+    )
+
+
+def draw_layers(stage: Stage, layers: int, selection: Selection, groups: int, seed: int, step: int) -> tuple[bool, ...]:
+    """Which layers run in the step."""
+    if selection == "bernoulli":
+        return tossed(keep_probabilities(stage, layers), seed, step)
+    kept = {layer - 1 for layer in stage.fixed}
+    for free, quota, _ in _shares(stage, layers, groups):
+        kept.update(lowest(free, quota, seed, step, DEPTH))
+    return tuple(layer in kept for layer in range(layers))
+
+
+def draw_units(axis: int, k: int, n: int, running: Sequence[bool], seed: int, step: int) -> Kept | None:
+    """k of n heads or parts, drawn anew in each running layer; None when that is all of them."""
+    if k == n:
+        return None
+    return tuple(lowest(range(n), k, seed, step, axis, layer) if runs else () for layer, runs in enumerate(running))
+
+
+def check_groups(stage: Stage, layers: int, groups: int) -> None:
+    """Refuse a number of groups that does not divide the stage evenly."""
+    if groups < 1 or layers % groups or stage.size % groups:
+        raise ValueError(
+            f"groups is {groups}; a divisor of the {layers} layers and of every stage's size "
+            f"(here {stage.size}) is allowed"
+        )
+    for _, quota, members in _shares(stage, layers, groups):
+        if quota < 0:
+            raise ValueError(
+                f"groups is {groups}: layers {members[0] + 1} to {members[-1] + 1} hold more fixed layers than "
+                f"the {stage.size // groups} that run of each group; fewer groups are allowed"
+            )
+
+
+def _shares(stage: Stage, layers: int, groups: int) -> list[tuple[list[int], int, range]]:
+    """For each group of neighbouring layers: those not fixed, how many of them run, and all its layers."""
+    width, fixed = layers // groups, {layer - 1 for layer in stage.fixed}
+    members = [range(group * width, (group + 1) * width) for group in range(groups)]
+    free = [[layer for layer in group if layer not in fixed] for group in members]
+    quotas = [stage.size // groups - (width - len(outside)) for outside in free]
+    return list(zip(free, quotas, members, strict=True))

@@ -1,0 +1,87 @@
+"""The subnetwork: a frozen value that says what runs in one training step.
+
+Layers, heads and MLP parts are counted from 0 here; schedules and everything a user types count layers
+from 1, as the paper does.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Scaled = Literal["layer", "branches"]
+Kept = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a model is, on the three axes along which a part of it can run."""
+
+    layers: int
+    heads: int = 1
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in ("layers", "heads", "parts"):
+            count = getattr(self, axis)
+            if type(count) is not int or count < 1:
+                raise ValueError(f"shape: {axis} is {count!r}; a whole number from 1 on is allowed")
+
+
+@dataclass(frozen=True)
+class Subnetwork:
+    """What runs in a step: a scale per layer (0: bypassed), the kept heads and MLP parts of each layer.
+
+    `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
+    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
+    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`).
+    """
+
+    scales: tuple[float, ...]
+    scaled: Scaled = "layer"
+    heads: Kept | None = None
+    parts: Kept | None = None
+    head_scale: float = 1.0
+    part_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for scale in (*self.scales, self.head_scale, self.part_scale):
+            if not (math.isfinite(scale) and scale >= 0):
+                raise ValueError(f"subnetwork: a scale is {scale!r}; finite numbers from 0 on are allowed")
+        for axis, kept in (("heads", self.heads), ("parts", self.parts)):
+            if kept is None:
+                continue
+            if len(kept) != len(self.scales):
+                raise ValueError(f"subnetwork: {axis} has {len(kept)} entries for {len(self.scales)} layers")
+            for layer in self.kept:
+                if not kept[layer] or list(kept[layer]) != sorted(set(kept[layer])):
+                    raise ValueError(
+                        f"subnetwork: {axis} of layer {layer} is {kept[layer]}; "
+                        "at least one, ascending and without repetition, is allowed"
+                    )
+
+    @classmethod
+    def full(cls, layers: int) -> "Subnetwork":
+        """The whole model, unscaled."""
+        return cls(scales=(1.0,) * layers)
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return len(self.scales)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The layers that run, ascending."""
+        return tuple(layer for layer, scale in enumerate(self.scales) if scale != 0)
+
+    @property
+    def size(self) -> int:
+        """How many layers run."""
+        return len(self.kept)
+
+    @property
+    def digest(self) -> str:
+        """A short fingerprint, equal exactly for equal subnetworks."""
+        fields = (self.scales, self.scaled, self.heads, self.parts, self.head_scale, self.part_scale)
+        return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,247 @@
+"""Checkpoints: the whole state of a run before step N, in `checkpoints/step-N/`, and never half of it.
+
+A checkpoint holds the tensors as safetensors (written through `torch.distributed.checkpoint`, so shards can
+come later without a new format), the rest as `state.json`, and `manifest.json` with the size and sha256 of
+each file. It is written in a hidden folder beside its place and gets its name by one rename, after everything
+is on the disk; so a folder `step-N` is whole, unless the disk damaged it later, which the manifest shows.
+
+    .step-N.partial    being written; ignored by readers
+    .step-N.replaced   the earlier step-N while a new one takes its place; stands for it if the name is free
+    .step-N.removing   being deleted; ignored by readers
+
+Nothing is pickled. The Hugging Face storage is used because the default writer of
+`torch.distributed.checkpoint` pickles its metadata; with `save_distributed=True` it needs no metadata file.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+STATE = "state.json"
+MANIFEST = "manifest.json"
+STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.(partial|replaced|removing)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: the state before step `step`."""
+
+    path: Path
+    step: int
+    state: Mapping[str, Any]
+
+    def read(self, into: Mapping[str, Tensor]) -> None:
+        """Load the tensors in place; names, shapes and dtypes must be exactly those stored."""
+        # A tensor without memory would be replaced, not filled.
+        assert not any(tensor.is_meta for tensor in into.values())
+        reader = HuggingFaceStorageReader(str(self.path))
+        stored = reader.read_metadata().state_dict_metadata
+        problems = []
+        if missing := sorted(into.keys() - stored.keys()):
+            problems.append(f"it does not have {_listing(missing)}")
+        if surplus := sorted(stored.keys() - into.keys()):
+            problems.append(f"it has {_listing(surplus)} too many")
+        differing = []
+        for name in sorted(into.keys() & stored.keys()):
+            there, wanted = stored[name], into[name]
+            assert isinstance(there, TensorStorageMetadata)
+            if (there.properties.dtype, there.size) != (wanted.dtype, wanted.shape):
+                has = f"{there.properties.dtype} {tuple(there.size)}"
+                differing.append(f"{name} as {has} instead of {wanted.dtype} {tuple(wanted.shape)}")
+        if differing:
+            problems.append(f"it has {_listing(differing)}")
+        if problems:
+            raise ValueError(f"checkpoint {self.path} does not fit: {'; '.join(problems)}")
+        targets = {name: tensor.detach() for name, tensor in into.items()}
+        with _one_process():
+            state_dict_loader.load(targets, storage_reader=reader, no_dist=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps that have a checkpoint in this folder, ascending, whole or damaged."""
+    return sorted(_checkpoints(folder))
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint, with a warning for each newer one; None where there is none."""
+    damaged: list[tuple[int, str]] = []
+    for step, path in sorted(_checkpoints(folder).items(), reverse=True):
+        if problem := _damage(path):
+            damaged.append((step, problem))
+            continue
+        for newer, problem in damaged:
+            message = f"step-{newer} in {folder} is damaged ({problem}); step-{step} is used instead"
+            warnings.warn(f"checkpoint {message}", stacklevel=2)
+        return Checkpoint(path, step, json.loads((path / STATE).read_bytes()))
+    if damaged:
+        problems = ", ".join(f"step-{step} ({problem})" for step, problem in damaged)
+        remedy = "restore one of them, or remove them all to start over"
+        raise ValueError(f"every checkpoint in {folder} is damaged: {problems}; {remedy}")
+    return None
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int | None) -> Path:
+    """Write checkpoint `step-N`, then remove all but the newest `keep` (None: remove nothing)."""
+    assert step >= 0, step
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep: {keep} checkpoints; at least 1, or None to keep all")
+    text = json.dumps(dict(state), indent=2, allow_nan=False) + "\n"
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        _sync(folder.parent)
+    _clean(folder)
+    path = folder / f"step-{step}"
+    partial, replaced = folder / f".{path.name}.partial", folder / f".{path.name}.replaced"
+    try:
+        _write(partial, tensors, text)
+        if path.exists():
+            # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
+            os.rename(path, replaced)
+        os.rename(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if replaced.exists() and not path.exists():
+                os.rename(replaced, path)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync(folder)
+    if replaced.exists():
+        _remove(folder, {step: replaced})
+    if keep is not None:
+        # A later step can only be one that was too damaged to resume from: it must not crowd out a whole one.
+        past = {number: old for number, old in _checkpoints(folder).items() if number <= step}
+        _remove(folder, {number: past[number] for number in sorted(past)[:-keep]})
+    return path
+
+
+def _write(partial: Path, tensors: Mapping[str, Tensor], state: str) -> None:
+    """Write a whole checkpoint into a new folder, down to the disk, the manifest last."""
+    # Whatever is not a tensor would be pickled.
+    assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
+    partial.mkdir()
+    # Safetensors refuses strided views; the copy is of those only.
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+    with _one_process():
+        state_dict_saver.save(plain, storage_writer=writer, no_dist=True)
+    (partial / STATE).write_bytes(state.encode())
+    for path in partial.iterdir():
+        _sync(path)
+    (partial / MANIFEST).write_bytes(_manifest(_contents(partial)))
+    _sync(partial / MANIFEST)
+    _sync(partial)
+
+
+def _contents(path: Path) -> dict[str, dict[str, int | str]]:
+    """Return the size and sha256 of each file of a checkpoint, the manifest apart."""
+    contents: dict[str, dict[str, int | str]] = {}
+    for file in path.iterdir():
+        if file.name != MANIFEST and file.is_file():
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            contents[file.name] = {"size": file.stat().st_size, "sha256": digest}
+    return contents
+
+
+def _manifest(contents: Any) -> bytes:
+    """Return the one way in which a manifest is written."""
+    return (json.dumps(contents, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _damage(path: Path) -> str | None:
+    """Say what is wrong with a checkpoint's files; None when each is as its manifest says."""
+    try:
+        listed, found = json.loads(written := (path / MANIFEST).read_bytes()), _contents(path)
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except OSError as error:
+        return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
+    except ValueError:
+        return f"{MANIFEST} is not valid JSON"
+    # Only these very bytes are accepted, so that any change is seen, that of a space too.
+    if not isinstance(listed, dict) or STATE not in listed or _manifest(listed) != written:
+        return f"{MANIFEST} is not as it was written"
+    for name, entry in listed.items():
+        if name not in found:
+            return f"{name} is missing"
+        if not isinstance(entry, dict) or entry.keys() != found[name].keys():
+            return f"{MANIFEST} is not as it was written"
+        if entry["size"] != found[name]["size"]:
+            return f"{name} has {found[name]['size']} bytes, {MANIFEST} says {entry['size']}"
+        if entry != found[name]:
+            return f"{name} does not have the checksum in {MANIFEST}"
+    # The reader takes every tensor file of the folder, so a stray one would be loaded.
+    strays = [name for name in sorted(found.keys() - listed.keys()) if name.endswith(".safetensors")]
+    return f"{strays[0]} is not in {MANIFEST}" if strays else None
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Return where each step's checkpoint lies."""
+    found: dict[int, Path] = {}
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if (match := STEP.fullmatch(path.name)) and path.is_dir():
+                found[int(match[1])] = path
+            elif (match := HIDDEN.fullmatch(path.name)) and match[2] == "replaced":
+                found.setdefault(int(match[1]), path)
+    return found
+
+
+def _clean(folder: Path) -> None:
+    """Remove what an interrupted save left, and give a checkpoint that was being replaced its name back."""
+    for path in list(folder.iterdir()):
+        if match := HIDDEN.fullmatch(path.name):
+            place = folder / f"step-{match[1]}"
+            if match[2] == "replaced" and not place.exists():
+                os.rename(path, place)
+            else:
+                shutil.rmtree(path)
+
+
+def _remove(folder: Path, old: Mapping[int, Path]) -> None:
+    """Delete checkpoints, renamed first, so that nothing half-deleted is ever called `step-N`."""
+    for step, path in old.items():
+        os.rename(path, removing := folder / f".step-{step}.removing")
+        _sync(folder)
+        shutil.rmtree(removing)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Hide the remark that this is a single process, and raise what failed, not the wrapper around it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+        try:
+            yield
+        except CheckpointException as wrapper:
+            # The wrapper is a BaseException, which neither `except OSError` nor `except Exception` would see.
+            raise next(iter(wrapper.failures.values()))[0] from None
+
+
+def _listing(names: Sequence[str]) -> str:
+    """Return the names for an error message, the first few of many."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,209 @@
+"""The configuration of a run: frozen, complete, and checked before anything is computed."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from raptr.data import masked_count
+from raptr.methods import Method, make_method, settings_of
+from raptr.methods.registry import nearest
+from raptr.models.bert import SIZES, BertConfig
+from raptr.train.optimizer import OptimizerSettings
+from raptr.train.settings import read
+
+FREE = {"free": True}  # settings that change nothing in the result: a resume may change them
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A named size, any dimension of which may be replaced."""
+
+    size: str = "tiny"
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    head_size: int | None = None
+    mlp: int | None = None
+    parts: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, SIZES)}allowed: {', '.join(SIZES)}")
+
+    def build(self, vocabulary: int, positions: int) -> BertConfig:
+        """The model's dimensions."""
+        given = {name: value for name, value in asdict(self).items() if name != "size" and value is not None}
+        return replace(SIZES[self.size], **given, vocabulary=vocabulary, positions=positions)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the text comes from and how it is cut."""
+
+    source: str = "builtin"
+    vocabulary: int = 8192
+    length: int = 128
+
+    def __post_init__(self) -> None:
+        if self.source != "builtin":
+            raise ValueError(f"data.source is {self.source!r}; allowed: builtin")
+        if not 512 <= self.vocabulary <= 2**20:
+            raise ValueError(f"data.vocabulary is {self.vocabulary}; 512 to {2**20} is allowed")
+        if self.length < 8:
+            raise ValueError(f"data.length is {self.length}; a whole number from 8 on is allowed")
+
+    @property
+    def masked(self) -> int:
+        """How many positions of a sequence are masked."""
+        return masked_count(self.length)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How long, with how much data a step, and what is written on the way."""
+
+    steps: int
+    batch: int = 32  # sequences per optimizer step
+    accumulate: int = 1  # micro-batches per optimizer step, all with one subnetwork
+    seed: int = 0
+    device: str = "auto"
+    eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
+    eval_samples: int = field(default=256, metadata=FREE)
+    eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
+    checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
+    keep: int = field(default=2, metadata=FREE)  # checkpoints
+    log_every: int = field(default=10, metadata=FREE)
+
+    def __post_init__(self) -> None:
+        least = {
+            "steps": 1,
+            "batch": 1,
+            "accumulate": 1,
+            "seed": 0,
+            "eval_samples": 1,
+            "keep": 1,
+            "log_every": 1,
+        }
+        for name in ("eval_every", "checkpoint_every"):
+            if getattr(self, name) is not None:
+                least[name] = 1
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"train.{name} is {getattr(self, name)}; a whole number from {lowest} on is allowed")
+        if self.batch % self.accumulate:
+            raise ValueError(
+                f"train.accumulate is {self.accumulate}; a divisor of train.batch, {self.batch}, is allowed"
+            )
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"train.device is {self.device!r}; allowed: auto, cpu, cuda")
+
+    @property
+    def eval_interval(self) -> int:
+        """Steps between two evaluations (stage ends come on top)."""
+        return self.eval_every or max(1, self.steps // 20)
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Steps between two checkpoints."""
+        return self.checkpoint_every or max(1, self.steps // 10)
+
+    def resolve_device(self) -> torch.device:
+        """The device to run on: a GPU if there is one, unless said otherwise."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("train.device is 'cuda', but torch finds no GPU here; allowed: auto, cpu")
+        gpu = self.device != "cpu" and torch.cuda.is_available()
+        return torch.device("cuda" if gpu else "cpu")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete run. `method` holds the method's name and its settings."""
+
+    train: TrainSettings
+    model: ModelSettings = ModelSettings()
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "raptr"})
+    data: DataSettings = DataSettings()
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+
+    def __post_init__(self) -> None:
+        self.optimizer.check_steps(self.train.steps)
+        dimensions = self.model.build(self.data.vocabulary, self.data.length)
+        self.make_method(dimensions)
+        for size in self.train.eval_sizes:
+            if not 1 <= size <= dimensions.layers:
+                raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
+        widths = {"heads", "parts"} & {key for key, value in self.method.items() if value is not None}
+        if widths and self.optimizer.idle == "skip":
+            raise ValueError(
+                f"optimizer.idle is 'skip' with method.{min(widths)}; idle heads and parts are slices of a tensor "
+                "that has a gradient, so only zero is allowed"
+            )
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "Config":
+        """Make a configuration from nested mappings (a YAML file's); unknown keys are errors."""
+        kinds = {
+            "train": TrainSettings,
+            "model": ModelSettings,
+            "data": DataSettings,
+            "optimizer": OptimizerSettings,
+        }
+        for key in given:
+            if key not in (*kinds, "method"):
+                allowed = (*kinds, "method")
+                raise ValueError(
+                    f"{key} is no section of the configuration; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+                )
+        sections: dict[str, Any] = {key: read(kind, given.get(key, {}), f"{key}.") for key, kind in kinds.items()}
+        method = given.get("method", {"name": "raptr"})
+        if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
+            raise ValueError(f"method is {method!r}; a mapping with a name is allowed")
+        return cls(method=dict(method), **sections)
+
+    def mapping(self) -> dict[str, Any]:
+        """The configuration as nested plain mappings, complete with defaults."""
+        name = self.method["name"]
+        method = {"name": name, **settings_of(name), **self.method}
+        return {
+            "model": asdict(self.model),
+            "method": {key: _plain(value) for key, value in method.items()},
+            "data": asdict(self.data),
+            "optimizer": asdict(self.optimizer),
+            "train": {key: _plain(value) for key, value in asdict(self.train).items()},
+        }
+
+    def make_method(self, dimensions: BertConfig) -> Method:
+        """The training method for a model of these dimensions."""
+        settings = {key: value for key, value in self.method.items() if key != "name"}
+        return make_method(
+            self.method["name"],
+            shape=dimensions.shape,
+            steps=self.train.steps,
+            seed=self.train.seed,
+            **settings,
+        )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings in which two configurations' results differ, each as `name: was a, now b`."""
+    free = {f"train.{entry.name}" for entry in fields(TrainSettings) if entry.metadata.get("free")}
+    before, after = _flat(old), _flat(new)
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return [f"{key}: was {before.get(key)!r}, now {after.get(key)!r}" for key in changed if key not in free]
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = _plain(value)
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

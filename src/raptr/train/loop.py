@@ -1,0 +1,229 @@
+"""The training loop. It names no method; a method never touches it.
+
+    open the run folder, the data, the model and the optimizer; load the newest checkpoint, if there is one
+    for step in the steps that are left:
+        subnetwork = method.subnetwork(step)                <- the step's part is drawn, once
+        set the learning rate of the step
+        for each micro-batch: loss of batch(step, micro) under the subnetwork, backward
+        clip the gradient
+        give idle parameters what the policy says
+        optimizer step
+        now and then: record, evaluate the full model (at every stage's end too), save
+
+Checkpoint `step-N` is the state before step N. Everything a step needs besides is a function of the step, so
+a run that was stopped and started again is the run that was not.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from raptr.data import EvalData, TokenStore, TrainData, prepare_builtin
+from raptr.hashing import bits
+from raptr.methods import Method
+from raptr.models.bert import Bert
+from raptr.subnetworks import Subnetwork
+from raptr.train import checkpoint
+from raptr.train.config import Config
+from raptr.train.evaluate import evaluate, evaluate_size
+from raptr.train.flops import Flops, flops, planned_flops
+from raptr.train.idle import idle, initialise
+from raptr.train.optimizer import clip, make_optimizer
+from raptr.train.progress import TrainingBar
+from raptr.train.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to: the steps done, and the last evaluation of the full model (None: not yet one)."""
+
+    run: Path
+    step: int
+    eval_loss: float | None
+
+
+def pretrain(
+    config: Config,
+    run: Path,
+    *,
+    fresh: bool = False,
+    until: int | None = None,
+    console: Console | None = None,
+) -> Result:
+    """Train a model from nothing, or go on where the run in this folder stopped.
+
+    `fresh` replaces what is there; `until` stops after that many steps in all, saved, to go on another time.
+    """
+    console = console or Console(stderr=True)
+    device = config.train.resolve_device()
+    folder = RunFolder(run)
+    folder.open(config, fresh=fresh)
+    store = _data(config, run, console)
+    trainer = Trainer(config, folder, store, device)
+    last = config.train.steps if until is None else min(until, config.train.steps)
+    trainer.resume(console)
+    return trainer.train(last, console)
+
+
+@final
+class Trainer:
+    """A run in memory: the model, its optimizer, and the counts that grow with the steps."""
+
+    def __init__(self, config: Config, folder: RunFolder, store: TokenStore, device: torch.device) -> None:
+        self.config, self.folder, self.store = config, folder, store
+        settings, length = config.train, config.data.length
+        self.dimensions = config.model.build(store.vocabulary.size, length)
+        self.method: Method = config.make_method(self.dimensions)
+        self.data = TrainData(store, length, settings.batch, settings.seed)
+        self.held_out = EvalData(store, length, settings.eval_samples)
+        self.model = Bert(self.dimensions, settings.seed).to(device)
+        self.optimizer = make_optimizer(config.optimizer, self.model)
+        initialise(self.optimizer)
+        self.step, self.seconds, self.spent = 0, 0.0, Flops(0, 0)
+        self.eval_loss: float | None = None
+
+    def resume(self, console: Console) -> None:
+        """Take up the newest whole checkpoint, if there is one."""
+        found = checkpoint.load_latest(self.folder.checkpoints)
+        if found is None:
+            return
+        if found.state["data"] != self.store.fingerprint:
+            raise ValueError(
+                f"the run in {str(self.folder.path)!r} was trained on other data "
+                f"(fingerprint {found.state['data']}, now {self.store.fingerprint}); start another run"
+            )
+        found.read(self.tensors())
+        self.step, self.seconds = found.step, found.state["seconds"]
+        self.spent = Flops(found.state["flops_layers"], found.state["flops"])
+        self.eval_loss = found.state["eval_loss"]
+        console.print(f"going on from step {self.step:,} of {self.config.train.steps:,}", highlight=False)
+
+    def train(self, last: int, console: Console) -> Result:
+        """Run the steps up to `last`, and leave a checkpoint there."""
+        settings, method = self.config.train, self.method
+        phases = method.phases()
+        ends = {phase.stop for phase in phases}
+        planned = planned_flops(self.dimensions, method, **self._cost())
+        bar = TrainingBar(console, label=method.name, steps=settings.steps, planned=planned, phases=len(phases))
+        with bar:
+            if self.step == 0:
+                self.evaluate(bar)
+            while self.step < last:
+                started, subnetwork = time.monotonic(), method.subnetwork(self.step)
+                phase = method.phase_index(self.step)
+                loss, norm = self.optimize(subnetwork)
+                logged = self.step % settings.log_every == 0 or self.step == settings.steps
+                if logged:
+                    loss_value, norm_value = loss.item(), norm.item()  # waits for the device
+                self.seconds += time.monotonic() - started
+                if logged:
+                    self.record(
+                        kind="train",
+                        stage=phase + 1,
+                        stages=len(phases),
+                        size=subnetwork.size,
+                        loss=loss_value,
+                        lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
+                        grad_norm=norm_value,
+                    )
+                    bar.advance(
+                        self.step,
+                        phase=phase,
+                        size=subnetwork.size,
+                        loss=loss_value,
+                        rate=self.tokens / self.seconds,
+                        spent=self.spent.total,
+                    )
+                if self.step in ends or self.step % settings.eval_interval == 0:
+                    self.evaluate(bar)
+                    if self.step in ends and len(phases) > 1:
+                        bar.say(f"stage {phase + 1}/{len(phases)} done: held-out loss {self.eval_loss:.3f}")
+                if self.step % settings.checkpoint_interval == 0 or self.step == last:
+                    self.save()
+        return Result(self.folder.path, self.step, self.eval_loss)
+
+    def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
+        """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
+        settings, device = self.config.train, next(self.model.parameters()).device
+        rate = self.config.optimizer.learning_rate(self.step, settings.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = torch.zeros((), device=device)
+        for micro in range(settings.accumulate):
+            if self.dimensions.dropout:
+                torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
+            batch = self.data.batch(self.step, micro, settings.accumulate).to(device)
+            share = self.model(batch, subnetwork) / settings.accumulate
+            share.backward()
+            loss += share.detach()
+        norm = clip(self.model.parameters(), self.config.optimizer.clip)
+        idle(self.optimizer, self.config.optimizer.idle)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.spent += flops(self.dimensions, subnetwork, **self._cost())
+        self.step += 1
+        return loss, norm
+
+    def evaluate(self, bar: TrainingBar) -> None:
+        """Judge the full model, and the sizes asked for, on the held-out set."""
+        batch = self.config.train.batch
+        self.eval_loss = evaluate(self.model, self.held_out, self.method.evaluated(self.step), batch=batch)
+        sizes = {
+            str(size): evaluate_size(self.model, self.held_out, self.method, size, batch=batch)
+            for size in self.config.train.eval_sizes
+        }
+        self.record(kind="eval", loss=self.eval_loss, **({"sizes": sizes} if sizes else {}))
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "flops": self.spent.total,
+            "flops_layers": self.spent.layers,
+            "eval_loss": self.eval_loss,
+            "data": self.store.fingerprint,
+        }
+        checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds, by name: weights and the optimizer's state."""
+        named: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            named[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                named[f"{key}.{name}"] = value
+        return named
+
+    def record(self, **fields: object) -> None:
+        """Append a record of this moment to the metrics."""
+        self.folder.record(
+            {
+                "step": self.step,
+                **fields,
+                "tokens": self.tokens,
+                "flops": self.spent.total,
+                "flops_layers": self.spent.layers,
+                "seconds": round(self.seconds, 3),
+            }
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on so far."""
+        return self.step * self.config.train.batch * self.config.data.length
+
+    def _cost(self) -> dict[str, int]:
+        data = self.config.data
+        return {"sequences": self.config.train.batch, "length": data.length, "masked": data.masked}
+
+
+def _data(config: Config, run: Path, console: Console) -> TokenStore:
+    """The prepared tokens, made beside the run on first use."""
+    with console.status("preparing the built-in text (the Python standard library) …"):
+        return prepare_builtin(run.parent / ".data", config.data.vocabulary)

@@ -1,0 +1,57 @@
+"""The built-in corpus as a store: built once, reused while whole, made again when damaged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raptr.data import EvalData, TokenStore, TrainData, prepare_builtin
+from raptr.data.corpus import Document
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("builtin")
+
+
+@pytest.fixture(scope="session")
+def store(folder: Path) -> TokenStore:
+    return prepare_builtin(folder, 2048)
+
+
+def test_the_real_corpus_makes_a_store(store: TokenStore, folder: Path) -> None:
+    assert store.path.parent == folder
+    assert store.path.name.startswith("builtin-python3.")
+    assert store.vocabulary.size == 2048
+    train, valid = (sum(map(len, store.tokens(split))) for split in ("train", "valid"))
+    assert train > 1_000_000
+    assert 0.002 < valid / train < 0.1
+    batch = TrainData(store, 128, 8, seed=0).batch(0)
+    assert batch.tokens_BS.shape == torch.Size([8, 128])
+    assert len(EvalData(store, 128, 64)) == 64
+
+
+def test_a_whole_store_is_reused(store: TokenStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("the corpus was read again")
+
+    monkeypatch.setattr("raptr.data.preparation.builtin", refuse)
+    assert prepare_builtin(folder, 2048).fingerprint == store.fingerprint
+
+
+def test_damage_or_another_setting_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = [Document(f"{i}", f"document number {i} of a few") for i in range(60)]
+    monkeypatch.setattr("raptr.data.preparation.builtin", lambda: corpus)
+    first = prepare_builtin(tmp_path, 300)
+    shard = first.path / "train-00000.tokens"
+    whole = shard.read_bytes()
+    for damaged in (whole[:-2], bytes([whole[0] ^ 1]) + whole[1:]):
+        shard.unlink()
+        shard.write_bytes(damaged)
+        assert prepare_builtin(tmp_path, 300).fingerprint == first.fingerprint
+        assert shard.read_bytes() == whole
+    other = prepare_builtin(tmp_path, 280)
+    assert other.path != first.path
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    assert prepare_builtin(tmp_path, 300).path not in (first.path, other.path)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,114 @@
+"""Masks have an exact count, spare special tokens, and belong to a sample whatever its batch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raptr.data.masking import Int64s, mask, masked_count
+from raptr.data.tokenizer import Vocabulary
+from raptr.hashing import bits
+
+VOCABULARY = Vocabulary(size=100, pad=0, cls=2, sep=3, mask=4, specials=5)
+
+
+def sequences(rows: int, length: int) -> Int64s:
+    """Ordinary tokens behind [CLS]."""
+    tokens = np.arange(rows * length, dtype=np.int64).reshape(rows, length) % 95 + 5
+    tokens[:, 0] = VOCABULARY.cls
+    return tokens
+
+
+def masked(tokens: Int64s, samples: list[int], seed: int = 0, rate: float = 0.15) -> tuple[Int64s, Int64s, Int64s]:
+    numbers = np.array(samples, dtype=np.uint64)
+    return mask(tokens, numbers, seed=seed, stream="mask", vocabulary=VOCABULARY, rate=rate)
+
+
+def test_golden_values() -> None:
+    tokens = np.arange(40).reshape(2, 20) + 5
+    tokens[:, 0] = 2
+    inputs, positions, labels = masked(tokens, [0, 10**9], rate=0.3)
+    assert inputs.tolist() == [
+        [2, 6, 4, 8, 52, 10, 11, 12, 13, 14, 15, 16, 4, 18, 4, 20, 21, 4, 4, 24],
+        [2, 26, 27, 28, 4, 20, 4, 32, 4, 34, 35, 4, 37, 38, 39, 4, 41, 42, 43, 44],
+    ]
+    assert positions.tolist() == [[2, 4, 12, 14, 17, 18], [4, 5, 6, 8, 11, 15]]
+    assert labels.tolist() == [[7, 9, 17, 19, 22, 23], [29, 30, 31, 33, 36, 40]]
+
+
+def test_the_lowest_hashes_are_chosen() -> None:
+    tokens = sequences(1, 128)
+    _, positions, _ = masked(tokens, [77], seed=5)
+    ordered = sorted(range(1, 128), key=lambda position: bits(5, "mask", 77, position) % 2**64 >> 21)
+    assert positions[0].tolist() == sorted(ordered[:19])
+
+
+@given(rows=st.integers(1, 4), length=st.integers(4, 200), rate=st.floats(0.13, 0.9), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_exact_counts_and_untouched_rest(rows: int, length: int, rate: float, seed: int) -> None:
+    tokens = sequences(rows, length)
+    before = tokens.copy()
+    inputs, positions, labels = masked(tokens, list(range(rows)), seed, rate)
+    assert positions.shape == labels.shape == (rows, round(rate * length))
+    assert (np.diff(positions, axis=1) > 0).all()
+    assert (labels == np.take_along_axis(tokens, positions, axis=1)).all()
+    assert (tokens == before).all()
+    np.put_along_axis(inputs, positions, labels, axis=1)
+    assert (inputs == tokens).all()
+    assert {array.dtype for array in (inputs, positions, labels)} == {np.dtype(np.int64)}
+
+
+def test_special_tokens_are_spared_while_others_are_left() -> None:
+    tokens = np.full((50, 20), VOCABULARY.pad, dtype=np.int64)
+    tokens[:, ::2] = 50
+    _, _, labels = masked(tokens, list(range(50)), rate=0.5)
+    assert (labels == 50).all()
+    _, positions, labels = masked(tokens, list(range(50)), rate=0.6)
+    assert ((labels == 50).sum(axis=1) == 10).all()
+    assert positions.shape == (50, 12)
+
+
+def test_eight_one_one() -> None:
+    rows = 4000
+    tokens = np.full((rows, 100), 50, dtype=np.int64)
+    inputs, positions, _ = masked(tokens, list(range(rows)))
+    shown = np.take_along_axis(inputs, positions, axis=1)
+    total = shown.size
+    # A random token is the original one 1 time in 95, which moves these by a thousandth.
+    assert abs((shown == VOCABULARY.mask).sum() / total - 0.8) < 0.006
+    assert abs((shown == 50).sum() / total - 0.1 - 0.1 / 95) < 0.005
+    random = shown[(shown != VOCABULARY.mask) & (shown != 50)]
+    assert set(np.unique(random)) == set(range(5, 100)) - {50}
+    counts = np.bincount(random, minlength=100)[5:]
+    assert counts[counts > 0].min() > 30
+    # Every position is as likely as the others.
+    often = np.bincount(positions.ravel(), minlength=100) / rows
+    assert np.abs(often - 0.15).max() < 0.03
+
+
+def test_a_mask_belongs_to_its_sample_alone() -> None:
+    tokens = sequences(8, 64)
+    together = masked(tokens, list(range(8)))
+    alone = masked(tokens[5:6], [5])
+    reversed_ = masked(tokens[::-1], list(range(7, -1, -1)))
+    for whole, one, back in zip(together, alone, reversed_, strict=True):
+        assert (whole[5] == one[0]).all()
+        assert (whole == back[::-1]).all()
+
+
+def test_samples_seeds_and_streams_differ() -> None:
+    tokens = np.repeat(sequences(1, 128), 2, axis=0)
+    _, positions, _ = masked(tokens, [0, 1])
+    assert (positions[0] != positions[1]).any()
+    assert (masked(tokens, [0, 1], seed=1)[1] != positions).any()
+    samples = np.array([0, 1], dtype=np.uint64)
+    held_out = mask(tokens, samples, seed=0, stream="evaluation", vocabulary=VOCABULARY)[1]
+    assert (held_out != positions).any()
+
+
+def test_bad_settings_get_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"rate is 1\.5"):
+        masked_count(128, 1.5)
+    with pytest.raises(ValueError, match="length is 3; it must be at least 4"):
+        masked_count(3)
+    assert [masked_count(length) for length in (4, 10, 128, 512)] == [1, 2, 19, 77]

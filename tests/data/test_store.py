@@ -1,0 +1,216 @@
+"""A prepared folder is whole, gives back what was written, and reports every kind of damage."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raptr.data import Document, TokenStore, open_store, prepare
+from raptr.data.preparation import HELD_OUT, name_hash
+from raptr.data.store import SPLITS, dtype_for
+
+
+def documents() -> Iterator[Document]:
+    for i in range(200):
+        yield Document(f"document-{i}", f"Text number {i} says {i * i} and [SEP] no more. " * (1 + i % 7))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return prepare(tmp_path_factory.mktemp("made") / "store", documents, 300)
+
+
+@pytest.fixture
+def copy(made: TokenStore, tmp_path: Path) -> Path:
+    """A folder that a test may damage."""
+    return shutil.copytree(made.path, tmp_path / "copy")
+
+
+def texts(store: TokenStore) -> dict[str, list[str]]:
+    """What the store holds, decoded document by document."""
+    tokenizer = store.tokenizer()
+    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for split in SPLITS:
+        for tokens, ends in zip(store.tokens(split), store.documents(split), strict=True):
+            assert ends[-1] == len(tokens)
+            for document in np.split(tokens, ends[:-1].astype(np.int64)):
+                assert document[-1] == store.vocabulary.sep
+                found[split].append(tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False))
+    return found
+
+
+def test_every_document_comes_back_on_its_side(made: TokenStore) -> None:
+    expected: dict[str, list[str]] = {"train": [], "valid": []}
+    for document in documents():
+        expected["valid" if name_hash(document.name) < HELD_OUT else "train"].append(document.text)
+    assert texts(made) == expected
+    assert 1 <= len(expected["valid"]) <= 12
+    assert made.manifest.dtype == "uint16"
+    made.verify()
+
+
+def test_the_files_are_as_documented(made: TokenStore) -> None:
+    names = ["data.json", "tokenizer.json"]
+    names += [f"{split}-00000.{kind}" for split in SPLITS for kind in ("documents", "tokens")]
+    assert sorted(path.name for path in made.path.iterdir()) == sorted(names)
+    facts = json.loads((made.path / "data.json").read_text(encoding="utf-8"))
+    assert (facts["format"], facts["vocabulary"], facts["fingerprint"]) == (1, 300, made.fingerprint)
+    raw = (made.path / "train-00000.tokens").read_bytes()
+    assert int.from_bytes(raw[:2], "little") == made.tokens("train")[0][0]
+    assert len(raw) == 2 * facts["train"][0]["tokens"]
+
+
+def test_the_same_text_gives_the_same_fingerprint(made: TokenStore, tmp_path: Path) -> None:
+    again = prepare(tmp_path / "again", documents, 300, origin="elsewhere")
+    assert again.fingerprint == made.fingerprint
+    other = prepare(tmp_path / "other", lambda: list(documents())[:-1], 300)
+    assert other.fingerprint != made.fingerprint
+
+
+def test_several_shards_hold_the_same_documents(made: TokenStore, tmp_path: Path) -> None:
+    store = prepare(tmp_path / "store", documents, 300, shard_tokens=500)
+    assert len(store.tokens("train")) > 5
+    assert texts(store) == texts(made)
+    assert all(len(tokens) <= 500 for tokens in store.tokens("train"))
+    store.verify()
+    # A document that is longer than the limit gets a shard of its own.
+    tiny = prepare(tmp_path / "tiny", documents, 300, shard_tokens=1)
+    assert all(len(ends) == 1 for ends in tiny.documents("train"))
+    assert texts(tiny) == texts(made)
+
+
+def test_chunks_do_not_matter(made: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raptr.data.preparation.CHUNK", 100)
+    calls: list[tuple[int, int]] = []
+    store = prepare(tmp_path / "store", documents, 300, progress=lambda done, total: calls.append((done, total)))
+    assert store.fingerprint == made.fingerprint
+    assert len(calls) > 100
+    assert calls[-1] == (200, 200)
+    assert calls == sorted(calls)
+
+
+def test_both_sides_get_a_document_however_few_there_are(tmp_path: Path) -> None:
+    for seed in range(5):
+        few = [Document(f"{seed}-{i}", "some text") for i in range(2)] + [Document("empty", "")]
+        store = prepare(tmp_path / f"{seed}", few.copy, 300)
+        assert [store.manifest.shards(split)[0].documents for split in SPLITS] == [1, 1]
+    low = [name for i in range(2000) if name_hash(name := f"name-{i}") < HELD_OUT][:3]
+    store = prepare(tmp_path / "low", lambda: [Document(name, "text") for name in low], 300)
+    assert [store.manifest.shards(split)[0].documents for split in SPLITS] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "documents: 0 with text were given; at least 2"),
+        ([Document("a", "text")], "documents: 1 with text were given; at least 2"),
+        ([Document("a", ""), Document("b", "")], "documents: 0 with text were given"),
+        ([Document("a", "text"), Document("a", "more")], "all 2 have the same name"),
+    ],
+)
+def test_too_little_text_gets_a_sentence_and_leaves_nothing(
+    tmp_path: Path, given: list[Document], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "store", lambda: given, 300)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_bad_input(made: TokenStore, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shard_tokens is 0"):
+        prepare(tmp_path / "store", documents, 300, shard_tokens=0)
+    with pytest.raises(ValueError, match="is there already"):
+        prepare(made.path, documents, 300)
+    with pytest.raises(ValueError, match="vocabulary is 5"):
+        prepare(tmp_path / "store", documents, 5)
+    once = documents()
+    with pytest.raises(ValueError, match="expected the same 200 on the second reading, found 0"):
+        prepare(tmp_path / "store", lambda: once, 300)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_crash_leaves_no_folder(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "store", documents, 300, progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_at_once_end_with_one_folder(tmp_path: Path) -> None:
+    def other(done: int, total: int) -> None:
+        if not (tmp_path / "store").exists():
+            prepare(tmp_path / "store", documents, 300)
+
+    store = prepare(tmp_path / "store", documents, 300, progress=other)
+    store.verify()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_the_token_type_fits_the_vocabulary() -> None:
+    assert [dtype_for(size) for size in (300, 65536, 65537)] == ["uint16", "uint16", "uint32"]
+
+
+FILES = [f"{split}-00000.{kind}" for split in SPLITS for kind in ("tokens", "documents")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_torn_file_is_named(copy: Path, name: str) -> None:
+    size = (copy / name).stat().st_size
+    (copy / name).write_bytes((copy / name).read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{name}: expected {size} bytes, found {size - 1}$"):
+        open_store(copy)
+    (copy / name).unlink()
+    with pytest.raises(ValueError, match=f"{name}: expected {size} bytes, found no file"):
+        open_store(copy)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_verify_finds_one_changed_byte(copy: Path, name: str) -> None:
+    raw = bytearray((copy / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copy / name).write_bytes(raw)
+    store = open_store(copy)
+    with pytest.raises(ValueError, match=f"{name}: expected the SHA-256 [0-9a-f]+, found [0-9a-f]+"):
+        store.verify()
+
+
+def test_damage_to_the_tokenizer(copy: Path) -> None:
+    path = copy / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text + " ", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer.json: expected the SHA-256"):
+        open_store(copy).verify()
+    path.write_text(text[:100], encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found a file that is not"):
+        open_store(copy)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "message"),
+    [
+        ('"format": 1', '"format": 99', "data.json: expected format version 1, found 99"),
+        ('"dtype": "uint16"', '"dtype": "uint32"', "data.json: expected the fingerprint"),
+        (r'"tokens": \d+', '"tokens": 7', "data.json: expected the fingerprint"),
+        ('"vocabulary"', '"vocabulry"', "data.json: expected the fields of format version 1, found others"),
+        (r"\}\s*$", "", "data.json: expected JSON"),
+        (r"(?s)^.*$", "[]", "data.json: expected format version 1, found None"),
+    ],
+)
+def test_a_changed_manifest_is_refused(copy: Path, pattern: str, replacement: str, message: str) -> None:
+    path = copy / "data.json"
+    text, count = re.subn(pattern, replacement, path.read_text(encoding="utf-8"), count=1)
+    assert count == 1
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        open_store(copy)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.json: expected a folder of prepared tokens, found no such"):
+        open_store(tmp_path / "nowhere")

@@ -1,0 +1,64 @@
+"""The tokenizer is decided by its texts, encodes any text, and keeps its special tokens to itself."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from raptr.data.tokenizer import SPECIALS, Vocabulary, load, train, vocabulary_of
+
+TEXTS = [f"def f{i}(value): return value * {i}  # naïve, [MASK] and [SEP]\n" for i in range(200)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train(TEXTS, 320)
+
+
+def test_the_same_texts_give_the_same_tokenizer(tokenizer: Tokenizer) -> None:
+    assert train(iter(TEXTS), 320).to_str() == tokenizer.to_str()
+    assert train(TEXTS[::-1], 320).to_str() == tokenizer.to_str()
+
+
+def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
+    assert [tokenizer.id_to_token(i) for i in range(5)] == list(SPECIALS)
+    assert vocabulary_of(tokenizer) == Vocabulary(size=320, pad=0, cls=2, sep=3, mask=4, specials=5)
+
+
+def test_the_template(tokenizer: Tokenizer) -> None:
+    single, pair = tokenizer.encode("def").tokens, tokenizer.encode("def", "value").tokens
+    assert (single[0], single[-1]) == ("[CLS]", "[SEP]")
+    assert [token for token in pair if token in SPECIALS] == ["[CLS]", "[SEP]", "[SEP]"]
+
+
+@pytest.mark.parametrize("text", ["def f(value)", "[MASK] [SEP][CLS]", "日本語 \x00\t 🐍", "  spaces\n\n  kept  "])
+def test_any_text_survives_and_none_becomes_special(tokenizer: Tokenizer, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    for one in (tokenizer, load(path)):
+        ids = one.encode(text, add_special_tokens=False).ids
+        assert min(ids) >= 5
+        assert one.decode(ids) == text
+
+
+def test_a_small_corpus_gives_a_small_vocabulary() -> None:
+    assert vocabulary_of(train(["abcab"], 5000)).size == 5 + 256 + 1
+
+
+def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    train(TEXTS, 300)
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="vocabulary is 100; it must lie between 261"):
+        train(TEXTS, 100)
+    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found no file"):
+        load(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found a file that is not"):
+        load(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="expected the ids 0 to 4"):
+        vocabulary_of(Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")))

@@ -1,0 +1,185 @@
+"""What is particular to each method: literal numbers from the papers."""
+
+import math
+from typing import Any
+
+import pytest
+
+from raptr.methods import Method, make_method
+from raptr.methods.layer_dropout import LayerDropout
+from raptr.methods.pld import PLD
+from raptr.subnetworks import Schedule, Shape, Subnetwork
+
+
+def make(name: str, layers: int = 12, steps: int = 1000, **settings: Any) -> Method:
+    return make_method(name, shape=Shape(layers, heads=12, parts=4), steps=steps, **settings)
+
+
+def pld(**settings: Any) -> PLD:
+    method = make("pld", steps=100_000, **settings)
+    assert isinstance(method, PLD)
+    return method
+
+
+def dropout(**settings: Any) -> LayerDropout:
+    method = make("layer-dropout", **settings)
+    assert isinstance(method, LayerDropout)
+    return method
+
+
+def test_raptr_with_every_layer_kept_is_full() -> None:
+    raptr, full = make("raptr", schedule="12-12"), make("full")
+    for step in range(0, 1000, 50):
+        assert raptr.subnetwork(step) == full.subnetwork(step) == Subnetwork.full(12)
+
+
+def test_raptr_sizes_by_stage() -> None:
+    method = make("raptr")
+    sizes = {0: 6, 249: 6, 250: 8, 499: 8, 500: 10, 749: 10, 750: 12, 999: 12}
+    assert {step: method.subnetwork(step).size for step in sizes} == sizes
+
+
+def test_raptr_scales() -> None:
+    root, plain = make("raptr").subnetwork(0), make("raptr", scaling="none").subnetwork(0)
+    linear = make("raptr", scaling="linear").subnetwork(0)
+    assert root.kept == plain.kept == linear.kept == (0, 2, 3, 4, 10, 11)
+    assert [root.scales[i] for i in root.kept] == [2**0.5, 1, 1, 6**0.5, 1, 1]
+    assert [plain.scales[i] for i in root.kept] == [1] * 6
+    assert [linear.scales[i] for i in root.kept] == [1, 2.5, 2.5, 2.5, 2.5, 1]
+
+
+def test_raptr_without_scaling_is_judged_under_keep_probabilities() -> None:
+    method = make("raptr", scaling="none")
+    assert method.evaluated(0).scales == (1.0, *[0.4] * 10, 1.0)
+    assert method.evaluated(250).scales == (1.0, *[0.4] * 10, 1.0)  # 250 steps done: stage 1 was trained
+    assert method.evaluated(251).scales == (1.0, *[0.6] * 10, 1.0)
+    assert method.evaluated(1000).scales == (1.0,) * 12
+
+
+def test_raptr_takes_a_schedule() -> None:
+    schedule = Schedule.parse("4-12", layers=12, steps=500, fixed=(1,))
+    method = make_method("raptr", shape=Shape(12), schedule=schedule)
+    assert method.steps == 500
+    assert method.subnetwork(0).size == 4
+    with pytest.raises(ValueError, match="made for 12 layers and 500 steps; 6 layers and 500 steps are allowed"):
+        make_method("raptr", shape=Shape(6), schedule=schedule)
+    with pytest.raises(ValueError, match="belong to a schedule given as text"):
+        make_method("raptr", shape=Shape(12), schedule=schedule, average=9)
+
+
+def test_raptr_on_heads_and_parts() -> None:
+    method = make("raptr", schedule="12-12-12", heads="6-9-12", parts="1-2-4")
+    first, last = method.subnetwork(0), method.subnetwork(999)
+    assert first.heads is not None
+    assert first.parts is not None
+    assert {len(heads) for heads in first.heads} == {6}
+    assert {len(parts) for parts in first.parts} == {1}
+    assert (first.head_scale, first.part_scale) == (2**0.5, 2.0)
+    assert last == Subnetwork.full(12)
+    unscaled = make("raptr", schedule="12-12", heads="6-12", width_exponent=0)
+    assert unscaled.subnetwork(0).head_scale == 1
+    started = make("raptr", schedule="6-12", heads="6-12", full_start=100)
+    assert started.subnetwork(0) == Subnetwork.full(12)
+    assert started.subnetwork(100).heads is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"schedule": "6-8-10"},
+            "schedule ends with 10 layers; the last stage of raptr trains the full model, 12",
+        ),
+        ({"scaling": "cubic"}, "scaling is 'cubic'; allowed: sqrt, linear, none"),
+        ({"selection": "some"}, "selection is 'some'; allowed: exact, bernoulli"),
+        ({"scaled": "all"}, "scaled is 'all'; allowed: layer, branches"),
+        ({"groups": 5}, "groups is 5; a divisor"),
+        ({"groups": 2, "selection": "bernoulli"}, "groups is 2; with selection bernoulli only 1 is allowed"),
+        ({"heads": "6-12"}, "heads is '6-12'; one size for each of the 4 stages"),
+        ({"parts": "4-3-2-1"}, "parts is '4-3-2-1'; one size for each of the 4 stages, never falling"),
+        ({"heads": "3-6-9-11"}, "ending with all 12"),
+        ({"width_exponent": 0.3}, "width_exponent is 0.3; allowed: 0, 0.5, 1"),
+    ],
+)
+def test_raptr_refuses(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make("raptr", **settings)
+
+
+def test_pld_follows_algorithm_2() -> None:
+    method = pld(theta=0.5)
+    decay = math.exp(-100 / 100_000)
+    assert method.keep(0) == tuple(1 - i / 12 * 0.5 * (1 - decay) for i in range(12))
+    assert method.keep(99_999) == pytest.approx([1 - i / 12 * 0.5 for i in range(12)], abs=1e-12)
+    for step in range(0, 100_000, 9973):
+        drawn, keep = method.subnetwork(step), method.keep(step)
+        assert drawn.scaled == "branches"
+        assert all(drawn.scales[i] == 1 / keep[i] for i in drawn.kept)
+        assert 0 in drawn.kept  # the first layer's probability is 1
+
+
+def test_pld_averages() -> None:
+    assert pld().phases()[0].size / 12 == pytest.approx(0.773, abs=5e-4)
+    assert pld(average=0.75).final_theta == pytest.approx(0.449, abs=5e-4)
+    deep = make_method("pld", shape=Shape(20), steps=100_000, theta=0.6)
+    assert deep.phases()[0].size / 20 == pytest.approx(0.812, abs=5e-4)
+    matched = make_method("pld", shape=Shape(20), steps=100_000, average=0.8)
+    assert isinstance(matched, PLD)
+    assert matched.final_theta == pytest.approx(0.575, abs=5e-4)
+    mean = [sum(column) / 1000 for column in zip(*(matched.keep(100 * i + 50) for i in range(1000)), strict=True)]
+    assert sum(mean) / 20 == pytest.approx(0.8, abs=1e-4)
+
+
+def test_pld_refuses() -> None:
+    with pytest.raises(ValueError, match="theta and average are both given"):
+        pld(theta=0.5, average=0.75)
+    with pytest.raises(ValueError, match=r"average is 0.3; with 12 layers 0.546 to 1 is allowed"):
+        pld(average=0.3)
+    with pytest.raises(ValueError, match=r"theta is 1.5; a number from 0 to 1 is allowed"):
+        pld(theta=1.5)
+    with pytest.raises(ValueError, match="gamma is 0; a number above 0"):
+        pld(gamma=0)
+
+
+def test_stochastic_depth() -> None:
+    method = make("stochastic-depth", layers=4, keep=0.6)
+    assert method.evaluated(10) == Subnetwork((0.9, 0.8, 0.7, 0.6), scaled="branches")
+    assert set(method.subnetwork(3).scales) <= {0.0, 1.0}
+    constant = make("stochastic-depth", layers=4, keep=0.6, profile="constant")
+    assert constant.evaluated(10).scales == (0.6,) * 4
+
+
+def test_layerdrop_is_judged_plain() -> None:
+    method = make("layerdrop", keep=0.5)
+    assert method.evaluated(1) == Subnetwork.full(12)
+    with pytest.raises(ValueError, match=r"keep is -0.1; a number from 0 to 1"):
+        make("layerdrop", keep=-0.1)
+
+
+def test_layer_dropout_falls_and_recovers() -> None:
+    method = dropout(drop=0.4, recovery=0.2, profile="constant")
+    assert method.keep(0) == (0.6,) * 12
+    assert method.keep(400) == (0.8,) * 12
+    assert method.keep(800) == method.keep(999) == (1.0,) * 12
+    drawn = method.subnetwork(400)
+    assert drawn.scaled == "branches"
+    assert {drawn.scales[i] for i in drawn.kept} == {1.25}
+    assert [(phase.start, phase.stop) for phase in method.phases()] == [(0, 800), (800, 1000)]
+    deeper = dropout(drop=0.4)
+    assert deeper.keep(0)[:2] == (1.0, 1 - 0.4 / 11)
+    assert deeper.keep(0)[-1] == 0.6
+    assert dropout(layers=1, drop=0.4).keep(0) == (1.0,)
+
+
+def test_layer_dropout_average() -> None:
+    for profile in ("linear", "constant"):
+        method = dropout(average=0.8, profile=profile)
+        assert sum(sum(method.keep(step)) for step in range(1000)) / 12_000 == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="drop and average are both given"):
+        dropout(average=0.8, drop=0.3)
+    with pytest.raises(ValueError, match=r"average is 0.2; here 0.775 to 1 is allowed"):
+        dropout(average=0.2)
+    with pytest.raises(ValueError, match="average is 'x'; a number from 0 to 1"):
+        dropout(average="x")
+    with pytest.raises(ValueError, match="recovery is 0, less than one of 1000 steps"):
+        dropout(recovery=0)

@@ -1,0 +1,49 @@
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from raptr.subnetworks import Shape, Subnetwork
+
+
+def test_what_runs() -> None:
+    part = Subnetwork((1.0, 0.0, 2.0, 0.0))
+    assert (part.layers, part.kept, part.size) == (4, (0, 2), 2)
+    assert Subnetwork.full(3).kept == (0, 1, 2)
+    assert Subnetwork((0.0, 0.0)).kept == ()
+
+
+def test_digest_tells_every_field_apart() -> None:
+    base = Subnetwork((1.0, 0.5), heads=((0, 1), (2,)), parts=((0,), (1,)))
+    variants = [
+        base,
+        replace(base, scales=(1.0, 0.25)),
+        replace(base, scaled="branches"),
+        replace(base, heads=((0, 1), (1,))),
+        replace(base, heads=None),
+        replace(base, parts=((0,), (0,))),
+        replace(base, head_scale=2.0),
+        replace(base, part_scale=2.0),
+    ]
+    assert len({variant.digest for variant in variants}) == len(variants)
+    assert replace(base).digest == base.digest
+    assert Subnetwork.full(12).digest == "9a38f13ed030f38b"
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Subnetwork.full(2).scales = (0.0,)  # type: ignore[misc]
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="a scale is nan; finite numbers from 0 on"):
+        Subnetwork((1.0, float("nan")))
+    with pytest.raises(ValueError, match=r"a scale is -1.0"):
+        Subnetwork((-1.0,))
+    with pytest.raises(ValueError, match="heads has 1 entries for 2 layers"):
+        Subnetwork((1.0, 1.0), heads=((0,),))
+    with pytest.raises(ValueError, match=r"parts of layer 1 is \(\); at least one"):
+        Subnetwork((1.0, 1.0), parts=((0,), ()))
+    with pytest.raises(ValueError, match=r"heads of layer 0 is \(1, 0\)"):
+        Subnetwork((1.0,), heads=((1, 0),))
+    with pytest.raises(ValueError, match="shape: layers is 0; a whole number from 1 on"):
+        Shape(0)

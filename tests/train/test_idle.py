@@ -1,0 +1,174 @@
+"""Idle parameters: what each policy does to them, and that early optimizer state changes nothing."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from raptr.train.idle import idle, initialise
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+
+def pair() -> Pair:
+    torch.manual_seed(0)
+    return Pair()
+
+
+def step(model: Pair, optimizer: Optimizer, number: int, policy: Any) -> None:
+    """One step in which the second layer is idle at odd steps."""
+    optimizer.zero_grad()
+    x = torch.arange(8.0).reshape(2, 4) + number
+    out: Tensor = model.first(x)
+    if number % 2 == 0:
+        out = model.second(out)
+    torch.autograd.backward(out.square().mean())
+    idle(optimizer, policy)
+    optimizer.step()
+
+
+def snapshot(optimizer: Optimizer, parameter: Tensor) -> tuple[Tensor, ...]:
+    state = optimizer.state[parameter]
+    return tuple(value.detach().clone() for value in (parameter, *(state[key] for key in sorted(state))))
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_skip_leaves_weight_moments_and_step_count_alone() -> None:
+    model = pair()
+    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    step(model, optimizer, 0, "skip")
+    before = snapshot(optimizer, model.second.weight)
+    active = snapshot(optimizer, model.first.weight)
+    step(model, optimizer, 1, "skip")
+    assert model.second.weight.grad is None
+    assert len(before) == 4
+    assert all(map(torch.equal, before, snapshot(optimizer, model.second.weight)))
+    assert not any(map(torch.equal, active, snapshot(optimizer, model.first.weight)))
+
+
+def test_zero_equals_a_literal_zero_gradient() -> None:
+    model = pair()
+    optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    step(model, optimizer, 0, "zero")
+    twin = copy.deepcopy(model)
+    other = AdamW(twin.parameters(), lr=0.1, weight_decay=0.1)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = snapshot(optimizer, model.second.weight)
+    step(model, optimizer, 1, "zero")
+    for layer, grads in ((twin.first, model.first), (twin.second, None)):
+        layer.weight.grad = torch.zeros(4, 4) if grads is None else grads.weight.grad
+        layer.bias.grad = torch.zeros(4) if grads is None else grads.bias.grad
+    other.step()
+    after = snapshot(optimizer, model.second.weight)
+    assert all(map(torch.equal, after, snapshot(other, twin.second.weight)))
+    assert not any(map(torch.equal, before, after))
+
+
+def test_zero_leaves_frozen_parameters_without_a_gradient() -> None:
+    model = pair()
+    model.second.weight.requires_grad_(False)
+    idle(AdamW(model.parameters()), "zero")
+    assert model.second.weight.grad is None
+    assert model.second.bias.grad is not None
+    assert not model.second.bias.grad.any()
+
+
+def test_zero_keeps_gradients_that_exist() -> None:
+    model = pair()
+    model.first.bias.grad = torch.ones(4)
+    idle(AdamW(model.parameters()), "zero")
+    assert torch.equal(model.first.bias.grad, torch.ones(4))
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy is 'decay'; 'zero' and 'skip' are allowed"):
+        idle(AdamW(pair().parameters()), "decay")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_steps_after_initialise_are_the_same_bit_for_bit(settings: dict[str, Any], policy: str) -> None:
+    results = []
+    for early in (False, True):
+        model = pair()
+        optimizer = AdamW(model.parameters(), lr=0.1, weight_decay=0.1, **settings)
+        if early:
+            initialise(optimizer)
+            assert len(optimizer.state) == 4
+        # From an odd step on, so that the second layer's first step comes late.
+        for number in range(1, 8):
+            step(model, optimizer, number, policy)
+        results.append([snapshot(optimizer, parameter) for parameter in model.parameters()])
+    for late, early_state in zip(*results, strict=True):
+        assert len(late) == len(early_state) == 4
+        assert all(map(torch.equal, late, early_state))
+
+
+def same_state_as_the_first_step(**settings: Any) -> None:
+    first, early = pair(), pair()
+    stepped = AdamW(first.parameters(), **settings)
+    prepared = AdamW(early.parameters(), **settings)
+    initialise(prepared)
+    for parameter in first.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    stepped.step()
+    for left, right in zip(first.parameters(), early.parameters(), strict=True):
+        assert list(stepped.state[left]) == list(prepared.state[right])
+        for key, value in stepped.state[left].items():
+            made = prepared.state[right][key]
+            kinds = [(t.dtype, t.device, t.shape, t.stride()) for t in (value, made)]
+            assert kinds[0] == kinds[1]
+            assert not made.any()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_initialise_makes_the_state_that_torch_makes(fused: bool) -> None:
+    same_state_as_the_first_step(fused=fused)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.usefixtures("double")
+def test_initialise_makes_the_state_that_torch_makes_in_double(fused: bool) -> None:
+    same_state_as_the_first_step(fused=fused)
+
+
+@pytest.mark.parametrize(("name", "where"), [("fused", "meta"), ("capturable", "meta"), ("foreach", "cpu")])
+def test_the_step_count_lies_where_the_kernel_reads_it(name: str, where: str) -> None:
+    optimizer = AdamW(nn.Linear(2, 2, device="meta").parameters())
+    optimizer.param_groups[0][name] = True
+    initialise(optimizer)
+    assert {state["step"].device.type for state in optimizer.state.values()} == {where}
+
+
+def test_initialise_leaves_existing_state_and_frozen_parameters_alone() -> None:
+    model = pair()
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer, 1, "skip")
+    before = snapshot(optimizer, model.first.weight)
+    model.second.bias.requires_grad_(False)
+    initialise(optimizer)
+    assert all(map(torch.equal, before, snapshot(optimizer, model.first.weight)))
+    assert optimizer.state[model.second.weight]["step"] == 0
+    assert not optimizer.state[model.second.bias]
+
+
+def test_initialise_refuses_amsgrad_and_other_optimizers() -> None:
+    with pytest.raises(ValueError, match="amsgrad is True"):
+        initialise(AdamW(pair().parameters(), amsgrad=True))
+    with pytest.raises(ValueError, match="optimizer is SGD; AdamW and Adam are allowed"):
+        initialise(SGD(pair().parameters(), lr=0.1))

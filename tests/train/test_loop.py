@@ -1,0 +1,261 @@
+"""The loop on a small corpus: resuming, idle parameters, accumulation, evaluation, refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from raptr.data import Document, TokenStore, prepare
+from raptr.methods import METHODS
+from raptr.train import checkpoint
+from raptr.train.config import Config
+from raptr.train.loop import Result, Trainer
+from raptr.train.run import RunFolder
+
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
+    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
+    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
+    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
+
+
+def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:
+    return Config.read(
+        {
+            "model": {
+                "size": "tiny",
+                "width": 16,
+                "heads": 4,
+                "head_size": 4,
+                "mlp": 16,
+                **sections.get("model", {}),
+            },
+            "method": method or {"name": "raptr"},
+            "data": {"length": 24, "vocabulary": 600},
+            "optimizer": {"peak": 0.01, "warmup": 3, **sections.get("optimizer", {})},
+            "train": {
+                "steps": STEPS,
+                "batch": 4,
+                "eval_samples": 8,
+                "log_every": 1,
+                "checkpoint_every": 100,
+                "device": "cpu",
+                **sections.get("train", {}),
+            },
+        }
+    )
+
+
+def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
+    """One start of the program: open the folder, resume, train up to `until`."""
+    folder = RunFolder(run)
+    folder.open(chosen, fresh=False)
+    trainer = Trainer(chosen, folder, store, CPU)
+    trainer.resume(QUIET)
+    result = trainer.train(until, QUIET)
+    return result, {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The last record of each kind and step, without the time it took."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        del record["seconds"]
+        last[record["kind"], record["step"]] = record
+    return [last[key] for key in sorted(last)]
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
+    *((name, {}, {}) for name in METHODS),
+    ("raptr", {}, {"optimizer": {"idle": "zero"}}),
+    ("raptr", {"selection": "bernoulli", "fixed": []}, {"train": {"accumulate": 2}}),
+    ("raptr", {"scaling": "none", "full_start": 2}, {"model": {"dropout": 0.1}, "train": {"accumulate": 4}}),
+    ("raptr", {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4"}, {"optimizer": {"idle": "zero"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "sections"), CASES)
+@pytest.mark.parametrize("stops", [(1, 2), (5, 11), (4, 12), (15, 16)])
+def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
+    name: str,
+    settings: dict[str, Any],
+    sections: dict[str, dict[str, Any]],
+    stops: tuple[int, int],
+    store: TokenStore,
+    tmp_path: Path,
+) -> None:
+    chosen = config({"name": name, **settings}, **sections)
+    whole, weights = leg(chosen, tmp_path / "whole", store)
+    for until in (*stops, STEPS):
+        result, resumed = leg(chosen, tmp_path / "legs", store, until)
+        assert result.step == until
+    assert_same(weights, resumed)
+    assert result.eval_loss == whole.eval_loss
+    assert records(tmp_path / "legs") == records(tmp_path / "whole")
+
+
+def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(train={"checkpoint_every": 3})
+    _, weights = leg(chosen, tmp_path / "whole", store)
+    folder = RunFolder(tmp_path / "killed")
+    folder.open(chosen, fresh=False)
+    trainer = Trainer(chosen, folder, store, CPU)
+    trainer.save = lambda: None if trainer.step > 9 else Trainer.save(trainer)  # type: ignore[method-assign]
+    trainer.train(11, QUIET)
+    with folder.metrics.open("a") as file:
+        file.write('{"kind": "train", "st')  # torn by the kill
+    assert checkpoint.steps(folder.checkpoints) == [6, 9]
+    with folder.metrics.open("rb") as file:
+        assert not file.read().endswith(b"\n")
+    _, resumed = leg(chosen, tmp_path / "killed", store)
+    assert_same(weights, resumed)
+
+
+def test_everything_kept_trains_as_full_bit_for_bit(store: TokenStore, tmp_path: Path) -> None:
+    _, full = leg(config({"name": "full"}), tmp_path / "full", store)
+    _, raptr = leg(config({"name": "raptr", "schedule": "6-6-6"}), tmp_path / "raptr", store)
+    assert_same(full, raptr)
+
+
+def test_golden_losses(store: TokenStore, tmp_path: Path) -> None:
+    """A change that should not alter the computation shows the same losses."""
+    leg(config(), tmp_path, store)
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "losses.json").read_text())
+    losses = {"train": [], "eval": []}  # type: dict[str, list[float]]
+    for record in records(tmp_path):
+        losses[record["kind"]].append(record["loss"])
+    assert losses["train"] == pytest.approx(golden["train"], rel=1e-5)
+    assert losses["eval"] == pytest.approx(golden["eval"], rel=1e-5)
+
+
+def _one_step(store: TokenStore, tmp_path: Path, idle: str) -> tuple[set[str], set[str]]:
+    """Which tensors of idle and of running layers move in step 1, whose state is no longer fresh."""
+    chosen = config({"name": "raptr", "schedule": "2-6"}, optimizer={"idle": idle, "warmup": 0})
+    trainer = Trainer(chosen, RunFolder(tmp_path), store, CPU)
+    for _ in range(4):
+        trainer.optimize(trainer.method.subnetwork(7))  # a full step first, so that every moment is set
+        trainer.step = 0
+    trainer.optimize(replace(trainer.method.subnetwork(0), scales=(1.0,) * 6))
+    before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+    part = trainer.method.subnetwork(1)
+    assert part.kept == (0, 5)
+    trainer.optimize(part)
+    moved = {name for name, tensor in trainer.tensors().items() if not torch.equal(tensor, before[name])}
+    idle_names = {name for name in before if any(f".blocks.{layer}." in name for layer in (1, 2, 3, 4))}
+    return moved & idle_names, idle_names
+
+
+def test_skip_leaves_idle_layers_alone(store: TokenStore, tmp_path: Path) -> None:
+    moved, _ = _one_step(store, tmp_path, "skip")
+    assert moved == set()
+
+
+def test_zero_lets_momentum_and_decay_go_on(store: TokenStore, tmp_path: Path) -> None:
+    moved, idle_names = _one_step(store, tmp_path, "zero")
+    assert moved == idle_names
+
+
+def test_micro_batches_share_one_subnetwork_and_add_up(store: TokenStore, tmp_path: Path) -> None:
+    ends = []
+    for accumulate in (1, 2, 4):
+        run = tmp_path / str(accumulate)
+        leg(config(train={"accumulate": accumulate}), run, store, until=1)
+        ends.append(next(record for record in records(run) if record["kind"] == "train"))
+    assert len({record["flops"] for record in ends}) == 1
+    for record in ends[1:]:
+        assert record["loss"] == pytest.approx(ends[0]["loss"], rel=1e-5)
+        assert record["grad_norm"] == pytest.approx(ends[0]["grad_norm"], rel=1e-4)
+
+
+def test_what_a_run_records(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(train={"eval_every": 7, "eval_sizes": [2, 6]})
+    result, _ = leg(chosen, tmp_path, store)
+    seen = records(tmp_path)
+    evals = [record for record in seen if record["kind"] == "eval"]
+    trains = [record for record in seen if record["kind"] == "train"]
+    assert [record["step"] for record in evals] == [0, 4, 7, 8, 12, 14, 16]  # every stage's end, and every 7
+    assert evals[-1]["loss"] == result.eval_loss
+    assert evals[-1]["sizes"]["6"] == evals[-1]["loss"]
+    assert evals[-1]["sizes"]["2"] != evals[-1]["loss"]
+    assert [record["size"] for record in trains] == [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4
+    assert [record["stage"] for record in trains] == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4
+    assert trains[-1]["tokens"] == 16 * 4 * 24
+    assert trains[-1]["flops_layers"] == pytest.approx(trains[3]["flops_layers"] * 18 / 3)
+    assert trains[2]["lr"] == 0.01
+    assert trains[-1]["loss"] < trains[0]["loss"]
+    assert (tmp_path / "environment.json").exists()
+
+
+def test_training_learns_and_beats_chance(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(train={"steps": 300, "batch": 16, "log_every": 50}, optimizer={"peak": 0.01})
+    result, _ = leg(chosen, tmp_path, store, until=300)
+    first = records(tmp_path)[0]
+    assert result.eval_loss is not None
+    assert result.eval_loss < 0.75 * first["loss"]
+
+
+def test_a_changed_setting_is_refused_with_the_difference(store: TokenStore, tmp_path: Path) -> None:
+    leg(config(), tmp_path, store, until=2)
+    with pytest.raises(ValueError, match=r"other settings \(train.seed: was 0, now 1\)"):
+        leg(config(train={"seed": 1}), tmp_path, store)
+    with pytest.raises(ValueError, match=r"method.schedule: was None, now '2-6'; optimizer.peak: was 0.01, now 0.02"):
+        leg(config({"name": "raptr", "schedule": "2-6"}, optimizer={"peak": 0.02}), tmp_path, store)
+    result, _ = leg(config(train={"keep": 5, "log_every": 3}), tmp_path, store)  # changes nothing in the result
+    assert result.step == STEPS
+
+
+def test_other_data_is_refused(store: TokenStore, tmp_path: Path) -> None:
+    leg(config(), tmp_path / "run", store, until=2)
+    documents = [Document(f"{i}.txt", "to be or not to be that is the question " * 20) for i in range(40)]
+    other = prepare(tmp_path / "other", lambda: documents, 600)
+    with pytest.raises(ValueError, match="was trained on other data"):
+        leg(config(), tmp_path / "run", other)
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_a_damaged_checkpoint_is_passed_over(damage: str, store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(train={"checkpoint_every": 4})
+    _, weights = leg(chosen, tmp_path / "whole", store)
+    leg(chosen, tmp_path / "run", store, until=8)
+    file = next((tmp_path / "run" / "checkpoints" / "step-8").glob("*.safetensors"))
+    if damage == "missing":
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    with pytest.warns(UserWarning, match="checkpoint step-8 .* is damaged .* step-4 is used instead"):
+        _, resumed = leg(chosen, tmp_path / "run", store)
+    assert_same(weights, resumed)
+
+
+def test_a_folder_with_other_things_is_refused(store: TokenStore, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="a folder with other things in it"):
+        leg(config(), tmp_path, store)
+    with pytest.raises(ValueError, match="holds no run; only a run can be replaced"):
+        RunFolder(tmp_path).open(config(), fresh=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_fresh_replaces_a_run(store: TokenStore, tmp_path: Path) -> None:
+    leg(config(), tmp_path, store, until=3)
+    RunFolder(tmp_path).open(config(train={"seed": 9}), fresh=True)
+    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert not (tmp_path / "metrics.jsonl").exists()

@@ -1,0 +1,72 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from raptr.train.optimizer import OptimizerSettings, clip, make_optimizer
+
+
+def rates(steps: int, **settings: Any) -> list[float]:
+    chosen = OptimizerSettings(peak=1.0, **settings)
+    return [chosen.learning_rate(step, steps) for step in range(steps)]
+
+
+def test_warm_up_constant_and_linear_decay_to_zero() -> None:
+    expected = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
+    assert rates(13, warmup=4, decay=5) == pytest.approx(expected)
+
+
+def test_cosine_decay_to_a_floor() -> None:
+    assert rates(6, decay=4, decay_shape="cosine", floor=0.1) == pytest.approx(
+        [1, 1, 1, 0.1 + 0.9 * 0.8535534, 0.55, 0.1 + 0.9 * 0.1464466]
+    )
+
+
+def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
+    assert OptimizerSettings().decay_steps(800) == 200
+    assert OptimizerSettings().decay_steps(10) == 3
+    assert OptimizerSettings(decay=7).decay_steps(800) == 7
+    assert rates(8) == [1, 1, 1, 1, 1, 1, 1, 0.5]
+    assert rates(3, decay=0) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"peak": 0.0}, "optimizer.peak is 0.0; a number above 0 is allowed"),
+        ({"peak": float("inf")}, "optimizer.peak is inf; a number above 0"),
+        ({"beta2": 1.0}, "optimizer.beta2 is 1.0; a number from 0 to below 1"),
+        ({"clip": -1.0}, "optimizer.clip is -1.0; a number from 0 on"),
+        ({"floor": 2.0}, "optimizer.floor is 2.0; a number from 0 to 1"),
+        ({"warmup": -1}, "optimizer.warmup is -1; a whole number from 0 on"),
+        ({"decay": -1}, "optimizer.decay is -1; a whole number from 0 on"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        OptimizerSettings(**settings)
+
+
+def test_warm_up_and_decay_must_fit() -> None:
+    with pytest.raises(
+        ValueError, match=r"optimizer.warmup is 6 and optimizer.decay 5; together up to train.steps, 10"
+    ):
+        OptimizerSettings(warmup=6, decay=5).check_steps(10)
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    decayed, plain = make_optimizer(OptimizerSettings(weight_decay=0.5), model).param_groups
+    assert [p.ndim for p in decayed["params"]] == [2]
+    assert [p.ndim for p in plain["params"]] == [1, 1, 1]
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+
+
+def test_clipping() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip([parameter], 0).item() == 5
+    assert parameter.grad.tolist() == [3, 4]
+    assert clip([parameter], 1).item() == 5
+    assert parameter.grad.tolist() == pytest.approx([0.6, 0.8])
