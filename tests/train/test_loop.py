@@ -214,7 +214,9 @@ def test_a_changed_setting_is_refused_with_the_difference(store: TokenStore, tmp
     leg(config(), tmp_path, store, until=2)
     with pytest.raises(ValueError, match=r"other settings \(train.seed: was 0, now 1\)"):
         leg(config(train={"seed": 1}), tmp_path, store)
-    with pytest.raises(ValueError, match=r"method.schedule: was None, now '2-6'; optimizer.peak: was 0.01, now 0.02"):
+    with pytest.raises(
+        ValueError, match=r"method.schedule: was '3-4-5-6', now '2-6'; optimizer.peak: was 0.01, now 0.02"
+    ):
         leg(config({"name": "raptr", "schedule": "2-6"}, optimizer={"peak": 0.02}), tmp_path, store)
     result, _ = leg(config(train={"keep": 5, "log_every": 3}), tmp_path, store)  # changes nothing in the result
     assert result.step == STEPS

@@ -1,6 +1,6 @@
 """How training progresses: one file per paper, one registry."""
 
 from raptr.methods.contract import Method, Phase
-from raptr.methods.registry import METHODS, make_method, settings_of
+from raptr.methods.registry import METHODS, make_method
 
-__all__ = ["METHODS", "Method", "Phase", "make_method", "settings_of"]
+__all__ = ["METHODS", "Method", "Phase", "make_method"]

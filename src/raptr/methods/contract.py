@@ -10,8 +10,8 @@ judges (the full model; scaled by keep probabilities where a method trains witho
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NoReturn
 
 from raptr.subnetworks import Shape, Stage, Subnetwork
 from raptr.subnetworks.sampling import draw_layers, keep_probabilities
@@ -84,6 +84,11 @@ class Method(ABC):
     def growth(self, old: Shape, new: Shape) -> NoReturn:
         """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
         raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
+
+    def settings(self) -> dict[str, Any]:
+        """The method's own settings, resolved: what a run's configuration records."""
+        common = {field.name for field in fields(Method)}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
 
     def phase_index(self, step: int) -> int:
         """The phase (from 0) that step `step` belongs to."""

@@ -12,7 +12,7 @@ paper's text says 1/p.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 from raptr.methods.contract import Method, Phase, check_choice
 from raptr.subnetworks import Schedule, Subnetwork
@@ -118,6 +118,11 @@ class RaPTr(Method):
                 f"never falling and ending with all {total}, is allowed"
             )
         return (total,) * start + counts
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, with the schedule spelt out."""
+        sizes = [stage.size for stage in self.stages.stages[1 if self.stages.full_start else 0 :]]
+        return {**super().settings(), "schedule": "-".join(map(str, sizes))}
 
     def subnetwork(self, step: int) -> Subnetwork:
         """The step's random part."""

@@ -37,7 +37,8 @@ def make_method(
             raise ValueError("steps is missing; the number of training steps is needed")
         steps = schedule.steps
     method = METHODS[name]
-    allowed = settings_of(name)
+    common = {field.name for field in fields(Method)}
+    allowed = [field.name for field in fields(method) if field.name not in common]
     if schedule is not None:
         settings["schedule"] = schedule
     for setting in settings:
@@ -47,12 +48,6 @@ def make_method(
                 f"allowed: {', '.join(allowed) or 'none'}"
             )
     return method(target=shape, steps=steps, seed=seed, **settings)
-
-
-def settings_of(name: str) -> dict[str, Any]:
-    """The settings of a method with their defaults."""
-    common = {field.name for field in fields(Method)}
-    return {field.name: field.default for field in fields(METHODS[name]) if field.name not in common}
 
 
 def nearest(word: object, allowed: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from raptr.data import masked_count
-from raptr.methods import Method, make_method, settings_of
+from raptr.methods import Method, make_method
 from raptr.methods.registry import nearest
 from raptr.models.bert import SIZES, BertConfig
 from raptr.train.optimizer import OptimizerSettings
@@ -165,11 +165,10 @@ class Config:
 
     def mapping(self) -> dict[str, Any]:
         """The configuration as nested plain mappings, complete with defaults."""
-        name = self.method["name"]
-        method = {"name": name, **settings_of(name), **self.method}
+        method = self.make_method(self.model.build(self.data.vocabulary, self.data.length))
         return {
             "model": asdict(self.model),
-            "method": {key: _plain(value) for key, value in method.items()},
+            "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
             "optimizer": asdict(self.optimizer),
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
