@@ -1,15 +1,24 @@
-"""The command line: parsing only. Bad input gets one sentence and exit code 2."""
+"""The command line: parsing only.
+
+Exit codes: 0 done; 1 a run that diverged; 2 bad input, one sentence says what; 3 stopped by SIGTERM or Ctrl-C, saved,
+and the same command goes on; 130 interrupted where there was nothing to save.
+"""
 
 import json
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from raptr.data.console import preparation_bar, preparation_table
+from raptr.data.domains import parse_domain, with_valid
+from raptr.data.preparation import VOCABULARY, prepare_corpus
+from raptr.data.request import HELD_OUT
 from raptr.methods import METHODS
 from raptr.methods.registry import nearest
 from raptr.models.bert import SIZES
@@ -18,6 +27,7 @@ from raptr.report import write_report
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.plan import plan as make_plan
+from raptr.train.safety import Diverged
 
 app = typer.Typer(
     add_completion=False,
@@ -52,6 +62,7 @@ def pretrain(
     recipe: Annotated[str, typer.Argument(help=f"A named run: {', '.join(RECIPES)}.")] = "demo",
     run: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/RECIPE-METHOD]")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file whose settings replace the recipe's.")] = None,
+    data: Annotated[str | None, typer.Option(help="A folder made by `raptr prepare`, or builtin.")] = None,
     method: MethodOption = None,
     schedule: ScheduleOption = None,
     lengths: LengthsOption = None,
@@ -62,6 +73,9 @@ def pretrain(
     batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
     lr: Annotated[float | None, typer.Option(help="The peak learning rate.")] = None,
+    isolate_documents: Annotated[
+        bool | None, typer.Option("--isolate-documents", help="Keep attention inside documents.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     settings: SetOption = None,
@@ -81,7 +95,9 @@ def pretrain(
         "model.size": size,
         "train.steps": steps,
         "train.batch": batch,
+        "data.source": data,
         "data.length": length,
+        "data.isolate_documents": isolate_documents,
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
@@ -97,11 +113,16 @@ def pretrain(
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
     result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
     if result.step < full.train.steps:
-        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}; the same command goes on")
-        return
+        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}, saved; the same command goes on")
+        raise typer.Exit(3 if result.stopped else 0)
     report = write_report([folder], folder / "report")
     console.print(report.table)
-    console.print(f"model   {escape(str(folder / 'checkpoints' / f'step-{result.step}'))}", highlight=False)
+    try:
+        model = _export(folder)
+    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
+        console.print(f"no export: {escape(str(error))}", highlight=False)
+        model = folder / "checkpoints" / f"step-{result.step}"
+    console.print(f"model   {escape(str(model))}", highlight=False)
     console.print(f"report  {escape(str(report.plot))}", highlight=False)
 
 
@@ -140,6 +161,64 @@ def plan(
 
 
 @app.command()
+def prepare(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[NAME=]PATH[:WEIGHT]",
+            help="Text, jsonl or parquet (.gz, .xz, .zst too): a file, folder, glob, or hf:NAME. Repeat for domains.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
+    tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
+    field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
+    held_out: Annotated[float, typer.Option(help="The fraction of documents kept for evaluation.")] = HELD_OUT,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PATH", help="Text to keep for evaluation instead; once for each domain."),
+    ] = None,
+    deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Drop exact copies of documents.")] = False,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Count broken lines instead of stopping.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Threads. [default: all cores]")] = None,
+) -> None:
+    """Turn text into a tokenizer and token shards that `raptr pretrain --data FOLDER` trains on.
+
+    Several domains are mixed by their weights: --data wiki=PATH:17 --data web=PATH:57. A preparation that was
+    stopped goes on where it was when the same command is given again.
+    """
+    console = Console(stderr=True)
+    with preparation_bar(console) as bar:
+        store = prepare_corpus(
+            with_valid([parse_domain(text) for text in data], valid or []),
+            out,
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+            field=field,
+            held_out=held_out,
+            deduplicate=deduplicate,
+            skip_broken=skip_broken,
+            workers=workers,
+            progress=bar,
+            say=lambda text: console.print(text, highlight=False, markup=False),
+        )
+    console.print(preparation_table(store))
+    console.print(f"next    raptr pretrain --data {escape(str(out))}", highlight=False)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    layers: Annotated[int | None, typer.Option(help="Export a part of this many layers, unscaled.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to. [default: RUN/export]")] = None,
+    step: Annotated[int | None, typer.Option(help="The checkpoint. [default: the newest]")] = None,
+) -> None:
+    """Write a run's model as a folder that `AutoModel` of transformers loads."""
+    folder = _export(run, out, layers=layers, step=step)
+    Console(stderr=True).print(f"model   {escape(str(folder))}", highlight=False)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Where to write the plot and the tables.")] = Path("runs/report"),
@@ -149,6 +228,12 @@ def report(
     console = Console()
     console.print(written.table)
     console.print(f"plot    {escape(str(written.plot))}", highlight=False)
+
+
+def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
+    from raptr.train.exporting import export as write_export  # imports transformers, which is slow
+
+    return write_export(run, out, layers=layers, step=step)
 
 
 def _show_plan(config: Config, *, as_json: bool) -> None:
@@ -204,13 +289,30 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Run the command line; what a user got wrong is said in one sentence."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except ValueError as error:
-        message = str(error)
+        message, code = str(error), 2
     except OSError as error:
-        message = f"{error.filename or 'a file'}: {error.strerror or error}"
+        message, code = f"{error.filename or 'a file'}: {error.strerror or error}", 2
+    except Diverged as error:
+        message, code = str(error), 1
+    except KeyboardInterrupt:
+        message, code = "interrupted", 130
     else:
         return
     print(f"raptr: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as a sentence: where in the code it arose helps no user."""
+    print(f"raptr: warning: {message}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Stream = Literal["init", "data", "mask", "subnetwork", "dropout", "evaluation"]
+Stream = Literal["init", "data", "mask", "subnetwork", "dropout", "evaluation", "mixture"]
 STREAMS: dict[Stream, int] = {
     "init": 1,
     "data": 2,
@@ -19,6 +19,7 @@ STREAMS: dict[Stream, int] = {
     "subnetwork": 4,
     "dropout": 5,
     "evaluation": 6,
+    "mixture": 7,
 }
 
 MASK64 = (1 << 64) - 1
@@ -46,19 +47,22 @@ def bits(seed: int, stream: Stream, *counters: int) -> int:
 
 
 def mix_array(z: Uint64s) -> Uint64s:
-    """`mix` on every element; unsigned arithmetic wraps, as it must."""
-    with np.errstate(over="ignore"):
-        z = z + np.uint64(GOLDEN)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
-    return z ^ (z >> np.uint64(31))
+    """`mix` on every element of an array of one or more dimensions; unsigned arithmetic wraps, as it must."""
+    z = z + np.uint64(GOLDEN)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(FIRST)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(SECOND)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def bits_array(seed: int, stream: Stream, *counters: Uint64s) -> Uint64s:
     """`bits` for arrays of counters, broadcast against each other."""
     state = np.full((), mix(mix(seed & MASK64) ^ STREAMS[stream]), dtype=np.uint64)
-    for counter in counters:
-        state = mix_array(state ^ mix_array(counter))
+    with np.errstate(over="ignore"):  # NumPy warns where a counter is a single number
+        for counter in counters:
+            state = mix_array(state ^ mix_array(counter))
     return state
 
 

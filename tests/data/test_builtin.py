@@ -23,7 +23,7 @@ def test_the_real_corpus_makes_a_store(store: TokenStore, folder: Path) -> None:
     assert store.path.parent == folder
     assert store.path.name.startswith("builtin-python3.")
     assert store.vocabulary.size == 2048
-    train, valid = (sum(map(len, store.tokens(split))) for split in ("train", "valid"))
+    train, valid = (sum(map(len, store.tokens(split, "builtin"))) for split in ("train", "valid"))
     assert train > 1_000_000
     assert 0.002 < valid / train < 0.1
     batch = TrainData(store, 128, 8, seed=0).batch(0)
@@ -43,7 +43,7 @@ def test_damage_or_another_setting_builds_anew(tmp_path: Path, monkeypatch: pyte
     corpus = [Document(f"{i}", f"document number {i} of a few") for i in range(60)]
     monkeypatch.setattr("raptr.data.preparation.builtin", lambda: corpus)
     first = prepare_builtin(tmp_path, 300)
-    shard = first.path / "train-00000.tokens"
+    shard = first.path / "builtin-train-00000.tokens"
     whole = shard.read_bytes()
     for damaged in (whole[:-2], bytes([whole[0] ^ 1]) + whole[1:]):
         shard.unlink()

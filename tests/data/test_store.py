@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raptr.data import Document, TokenStore, open_store, prepare
-from raptr.data.preparation import HELD_OUT, name_hash
+from raptr.data import Document, Progress, TokenStore, open_store, prepare
 from raptr.data.store import SPLITS, dtype_for
+from raptr.data.stream import digest_of
+
+HELD_OUT = 2**64 // 50
 
 
 def documents() -> Iterator[Document]:
@@ -35,7 +37,7 @@ def texts(store: TokenStore) -> dict[str, list[str]]:
     tokenizer = store.tokenizer()
     found: dict[str, list[str]] = {split: [] for split in SPLITS}
     for split in SPLITS:
-        for tokens, ends in zip(store.tokens(split), store.documents(split), strict=True):
+        for tokens, ends in zip(store.tokens(split, "text"), store.documents(split, "text"), strict=True):
             assert ends[-1] == len(tokens)
             for document in np.split(tokens, ends[:-1].astype(np.int64)):
                 assert document[-1] == store.vocabulary.sep
@@ -46,7 +48,8 @@ def texts(store: TokenStore) -> dict[str, list[str]]:
 def test_every_document_comes_back_on_its_side(made: TokenStore) -> None:
     expected: dict[str, list[str]] = {"train": [], "valid": []}
     for document in documents():
-        expected["valid" if name_hash(document.name) < HELD_OUT else "train"].append(document.text)
+        low = int.from_bytes(digest_of(document.text)[:8], "little") < HELD_OUT
+        expected["valid" if low else "train"].append(document.text)
     assert texts(made) == expected
     assert 1 <= len(expected["valid"]) <= 12
     assert made.manifest.dtype == "uint16"
@@ -55,17 +58,17 @@ def test_every_document_comes_back_on_its_side(made: TokenStore) -> None:
 
 def test_the_files_are_as_documented(made: TokenStore) -> None:
     names = ["data.json", "tokenizer.json"]
-    names += [f"{split}-00000.{kind}" for split in SPLITS for kind in ("documents", "tokens")]
+    names += [f"text-{split}-00000.{kind}" for split in SPLITS for kind in ("documents", "tokens")]
     assert sorted(path.name for path in made.path.iterdir()) == sorted(names)
     facts = json.loads((made.path / "data.json").read_text(encoding="utf-8"))
-    assert (facts["format"], facts["vocabulary"], facts["fingerprint"]) == (1, 300, made.fingerprint)
-    raw = (made.path / "train-00000.tokens").read_bytes()
-    assert int.from_bytes(raw[:2], "little") == made.tokens("train")[0][0]
-    assert len(raw) == 2 * facts["train"][0]["tokens"]
+    assert (facts["format"], facts["vocabulary"], facts["fingerprint"]) == (2, 300, made.fingerprint)
+    raw = (made.path / "text-train-00000.tokens").read_bytes()
+    assert int.from_bytes(raw[:2], "little") == made.tokens("train", "text")[0][0]
+    assert len(raw) == 2 * facts["domains"][0]["train"][0]["tokens"]
 
 
 def test_the_same_text_gives_the_same_fingerprint(made: TokenStore, tmp_path: Path) -> None:
-    again = prepare(tmp_path / "again", documents, 300, origin="elsewhere")
+    again = prepare(tmp_path / "again", documents, 300, shard_tokens=10**9)
     assert again.fingerprint == made.fingerprint
     other = prepare(tmp_path / "other", lambda: list(documents())[:-1], 300)
     assert other.fingerprint != made.fingerprint
@@ -73,43 +76,48 @@ def test_the_same_text_gives_the_same_fingerprint(made: TokenStore, tmp_path: Pa
 
 def test_several_shards_hold_the_same_documents(made: TokenStore, tmp_path: Path) -> None:
     store = prepare(tmp_path / "store", documents, 300, shard_tokens=500)
-    assert len(store.tokens("train")) > 5
+    assert len(store.tokens("train", "text")) > 5
     assert texts(store) == texts(made)
-    assert all(len(tokens) <= 500 for tokens in store.tokens("train"))
+    assert all(len(tokens) <= 500 for tokens in store.tokens("train", "text"))
     store.verify()
     # A document that is longer than the limit gets a shard of its own.
     tiny = prepare(tmp_path / "tiny", documents, 300, shard_tokens=1)
-    assert all(len(ends) == 1 for ends in tiny.documents("train"))
+    assert all(len(ends) == 1 for ends in tiny.documents("train", "text"))
     assert texts(tiny) == texts(made)
 
 
 def test_chunks_do_not_matter(made: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.preparation.CHUNK", 100)
-    calls: list[tuple[int, int]] = []
-    store = prepare(tmp_path / "store", documents, 300, progress=lambda done, total: calls.append((done, total)))
+    monkeypatch.setattr("raptr.data.stream.CHUNK", 100)
+    calls: list[Progress] = []
+    store = prepare(tmp_path / "store", documents, 300, progress=calls.append)
     assert store.fingerprint == made.fingerprint
-    assert len(calls) > 100
-    assert calls[-1] == (200, 200)
-    assert calls == sorted(calls)
+    for stage in ("reading", "encoding"):
+        counted = [call.documents for call in calls if call.stage == stage]
+        assert len(counted) > 100
+        assert counted == sorted(counted)
+        assert counted[-1] == 200
+    assert calls[-1].tokens == sum(part.total(split) for part in store.summary() for split in SPLITS)
 
 
 def test_both_sides_get_a_document_however_few_there_are(tmp_path: Path) -> None:
     for seed in range(5):
-        few = [Document(f"{seed}-{i}", "some text") for i in range(2)] + [Document("empty", "")]
+        few = [Document(f"{i}", f"some text {seed}{i}") for i in range(2)] + [Document("empty", " ")]
         store = prepare(tmp_path / f"{seed}", few.copy, 300)
-        assert [store.manifest.shards(split)[0].documents for split in SPLITS] == [1, 1]
-    low = [name for i in range(2000) if name_hash(name := f"name-{i}") < HELD_OUT][:3]
-    store = prepare(tmp_path / "low", lambda: [Document(name, "text") for name in low], 300)
-    assert [store.manifest.shards(split)[0].documents for split in SPLITS] == [1, 2]
+        assert [store.manifest.domains[0].count(split) for split in SPLITS] == [1, 1]
+        assert store.manifest.domains[0].empty == 1
+    names = (f"text {i}" for i in range(2000))
+    low = [name for name in names if int.from_bytes(digest_of(name)[:8], "little") < HELD_OUT][:3]
+    store = prepare(tmp_path / "low", lambda: [Document(name, name) for name in low], 300)
+    assert [store.manifest.domains[0].count(split) for split in SPLITS] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "documents: 0 with text were given; at least 2"),
-        ([Document("a", "text")], "documents: 1 with text were given; at least 2"),
-        ([Document("a", ""), Document("b", "")], "documents: 0 with text were given"),
-        ([Document("a", "text"), Document("a", "more")], "all 2 have the same name"),
+        ([], "documents: 0 with text were found; at least 2"),
+        ([Document("a", "text")], "documents: 1 with text were found; at least 2"),
+        ([Document("a", ""), Document("b", "")], "documents: 0 with text were found"),
+        ([Document("a", "text"), Document("b", "text")], "2 with the same text were found"),
     ],
 )
 def test_too_little_text_gets_a_sentence_and_leaves_nothing(
@@ -128,13 +136,13 @@ def test_other_bad_input(made: TokenStore, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="vocabulary is 5"):
         prepare(tmp_path / "store", documents, 5)
     once = documents()
-    with pytest.raises(ValueError, match="expected the same 200 on the second reading, found 0"):
+    with pytest.raises(ValueError, match="expected the same 200 documents on the second reading, found 0"):
         prepare(tmp_path / "store", lambda: once, 300)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_crash_leaves_no_folder(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
+    def stop(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -143,7 +151,7 @@ def test_a_crash_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_two_writers_at_once_end_with_one_folder(tmp_path: Path) -> None:
-    def other(done: int, total: int) -> None:
+    def other(progress: Progress) -> None:
         if not (tmp_path / "store").exists():
             prepare(tmp_path / "store", documents, 300)
 
@@ -156,7 +164,7 @@ def test_the_token_type_fits_the_vocabulary() -> None:
     assert [dtype_for(size) for size in (300, 65536, 65537)] == ["uint16", "uint16", "uint32"]
 
 
-FILES = [f"{split}-00000.{kind}" for split in SPLITS for kind in ("tokens", "documents")]
+FILES = [f"text-{split}-00000.{kind}" for split in SPLITS for kind in ("tokens", "documents")]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -194,12 +202,13 @@ def test_damage_to_the_tokenizer(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "replacement", "message"),
     [
-        ('"format": 1', '"format": 99', "data.json: expected format version 1, found 99"),
+        ('"format": 2', '"format": 99', "data.json: expected format version 2, found 99"),
         ('"dtype": "uint16"', '"dtype": "uint32"', "data.json: expected the fingerprint"),
+        ('"weight": 1.0', '"weight": 2.0', "data.json: expected the fingerprint"),
         (r'"tokens": \d+', '"tokens": 7', "data.json: expected the fingerprint"),
-        ('"vocabulary"', '"vocabulry"', "data.json: expected the fields of format version 1, found others"),
+        ('"vocabulary"', '"vocabulry"', "data.json: expected the fields of format version 2, found others"),
         (r"\}\s*$", "", "data.json: expected JSON"),
-        (r"(?s)^.*$", "[]", "data.json: expected format version 1, found None"),
+        (r"(?s)^.*$", "[]", "data.json: expected format version 2, found None"),
     ],
 )
 def test_a_changed_manifest_is_refused(copy: Path, pattern: str, replacement: str, message: str) -> None:
@@ -209,6 +218,11 @@ def test_a_changed_manifest_is_refused(copy: Path, pattern: str, replacement: st
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         open_store(copy)
+
+
+def test_a_domain_that_is_not_there(made: TokenStore) -> None:
+    with pytest.raises(ValueError, match="domain is 'wiki'; the prepared data has text"):
+        made.tokens("train", "wiki")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

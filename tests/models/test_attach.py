@@ -351,6 +351,7 @@ def compiled(module: nn.Module, in_place: bool, backend: Any) -> Any:
 
 
 # Dynamo itself reads `.grad` of the hidden states; it hides the warning, but not one that is an error.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of its own, on some versions
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_blocks_compiled_one_by_one_never_see_the_choice(in_place: bool) -> None:

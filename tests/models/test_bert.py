@@ -223,3 +223,18 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(CONFIG, dropout=1)
     with pytest.raises(ValueError, match=r"model.layers is 0; a whole number from 1 on"):
         replace(CONFIG, layers=0)
+
+
+def test_segments_do_not_see_each_other() -> None:
+    model, tokens = bert(), batch().tokens_BS
+    segments = torch.zeros_like(tokens)
+    segments[:, 10:] = 1
+    together = model.hidden(tokens, Subnetwork.full(5), segments)
+    first = model.hidden(tokens[:, :10], Subnetwork.full(5))
+    assert_close(together[:, :10], first)
+    other = tokens.clone()
+    other[:, 10:] = (other[:, 10:] + 1) % 50
+    assert_close(model.hidden(other, Subnetwork.full(5), segments)[:, :10], first)
+    assert not torch.allclose(model.hidden(tokens, Subnetwork.full(5))[:, :10], first)
+    one = torch.zeros_like(tokens)
+    assert_close(model.hidden(tokens, Subnetwork.full(5), one), model.hidden(tokens, Subnetwork.full(5)))

@@ -59,10 +59,10 @@ def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> 
 def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
     """One start of the program: open the folder, resume, train up to `until`."""
     folder = RunFolder(run)
-    folder.open(chosen, fresh=False)
-    trainer = Trainer(chosen, folder, store, CPU)
-    trainer.resume(QUIET)
-    result = trainer.train(until, QUIET)
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+        trainer.resume(QUIET)
+        result = trainer.train(until, QUIET)
     return result, {name: tensor.clone() for name, tensor in trainer.tensors().items()}
 
 
@@ -114,10 +114,10 @@ def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore
     chosen = config(train={"checkpoint_every": 3})
     _, weights = leg(chosen, tmp_path / "whole", store)
     folder = RunFolder(tmp_path / "killed")
-    folder.open(chosen, fresh=False)
-    trainer = Trainer(chosen, folder, store, CPU)
-    trainer.save = lambda: None if trainer.step > 9 else Trainer.save(trainer)  # type: ignore[method-assign]
-    trainer.train(11, QUIET)
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+        trainer.save = lambda: None if trainer.step > 9 else Trainer.save(trainer)  # type: ignore[method-assign]
+        trainer.train(11, QUIET)
     with folder.metrics.open("a") as file:
         file.write('{"kind": "train", "st')  # torn by the kill
     assert checkpoint.steps(folder.checkpoints) == [6, 9]
@@ -251,13 +251,16 @@ def test_a_folder_with_other_things_is_refused(store: TokenStore, tmp_path: Path
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match="a folder with other things in it"):
         leg(config(), tmp_path, store)
-    with pytest.raises(ValueError, match="holds no run; only a run can be replaced"):
-        RunFolder(tmp_path).open(config(), fresh=True)
+    with (
+        pytest.raises(ValueError, match="a folder with other things in it"),
+        RunFolder(tmp_path).opened(config(), fresh=True),
+    ):
+        pass
     assert (tmp_path / "thesis.tex").exists()
 
 
 def test_fresh_replaces_a_run(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path, store, until=3)
-    RunFolder(tmp_path).open(config(train={"seed": 9}), fresh=True)
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
-    assert not (tmp_path / "metrics.jsonl").exists()
+    with RunFolder(tmp_path).opened(config(train={"seed": 9}), fresh=True):
+        assert checkpoint.steps(tmp_path / "checkpoints") == []
+        assert not (tmp_path / "metrics.jsonl").exists()

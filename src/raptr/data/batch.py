@@ -19,7 +19,15 @@ class Batch(NamedTuple):
     """int64: where the loss is taken, ascending in each row."""
     labels_BM: Tensor
     """int64: the original tokens at these positions."""
+    segments_BS: Tensor | None = None
+    """int64: tokens attend to those of their own segment only; None: to all of the sequence."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in self))
+        return Batch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))  # type: ignore[arg-type]
+
+    def pinned(self, pin: bool) -> "Batch":
+        """The same batch in memory that a GPU can read while the program goes on, where asked for."""
+        if not pin:
+            return self
+        return Batch(*(None if tensor is None else tensor.pin_memory() for tensor in self))  # type: ignore[arg-type]

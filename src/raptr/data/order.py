@@ -1,42 +1,82 @@
 """The data order: which window sample n reads, as a function of n alone.
 
-Sample n belongs to epoch n // N and reads window P_e(n mod N), where P_e is a permutation of 0..N-1 keyed by
-(seed, epoch): a Feistel network (Luby and Rackoff, 1988) on the smallest domain of an even number of bits
-that holds N. A value that falls outside 0..N-1 is permuted again until it falls inside (cycle-walking, Black
-and Rogaway, 2002), which keeps it a permutation and takes fewer than four turns on average. Nothing is
-stored: an order over 10^12 windows costs what an order over ten costs.
+Within a domain, sample m belongs to epoch m // N and reads window P_e(m mod N), where P_e is a permutation of
+0..N-1 keyed by (seed, domain, epoch): a Feistel network (Luby and Rackoff, 1988) on pairs of digits, the
+smallest near-square rectangle that holds N. A value that falls outside 0..N-1 is permuted again until it falls
+inside (cycle-walking, Black and Rogaway, 2002); the rectangle is so tight that this is rare.
+
+Several domains are mixed in cycles of 100 samples: each domain has a fixed quota of a cycle, and the slots of a
+cycle are shuffled by (seed, cycle). So the mixture is exact in every cycle, and each domain is read in its own
+order, whatever stands beside it. Nothing is stored: an order over 10^12 windows costs what one over ten costs.
 """
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from raptr.hashing import Uint64s, bits_array, mix_array
 
-# Four rounds suffice for large domains; the halves of a tiny one are a bit or two wide and need more.
+CYCLE = 100
+# Four rounds suffice for large domains; the digits of a tiny one are a bit or two wide and need more.
 ROUNDS = 8
 LARGEST = 2**62
 
 
-def permuted(n: Uint64s, size: int, seed: int) -> Uint64s:
-    """The window in 0..size-1 that each sample of `n` reads; samples of several epochs may be mixed."""
-    assert 1 <= size <= LARGEST, size
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    limit = np.uint64(size)
-    keys = _keys(n // limit, seed)
-    value = _feistel(n % limit, keys, half)
-    while (outside := value >= limit).any():
-        value[outside] = _feistel(value[outside], keys[:, outside], half)
+def permuted(n: Uint64s, sizes: Sequence[int], seed: int, domains: NDArray[np.int64] | None = None) -> Uint64s:
+    """The window in 0..size-1 of its domain that each sample of `n` reads; epochs and domains may be mixed."""
+    assert all(1 <= size <= LARGEST for size in sizes), sizes
+    if domains is None:
+        domains = np.zeros(n.shape, np.int64)
+    highs = [math.isqrt(size - 1) + 1 for size in sizes]
+    lows = [-(-size // high) for size, high in zip(sizes, highs, strict=True)]
+    limit, high, low = (np.array(column, np.uint64)[domains] for column in (sizes, highs, lows))
+    keys = _keys(n // limit, seed, domains.astype(np.uint64))
+    value = _feistel(n % limit, keys, high, low)
+    while len(outside := np.flatnonzero(value >= limit)):
+        value[outside] = _feistel(value[outside], keys[:, outside], high[outside], low[outside])
     return value
 
 
-def _keys(epoch: Uint64s, seed: int) -> Uint64s:
+def quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """How many of a cycle's samples each domain gets: proportional to the weights, rounded by largest remainder."""
+    shares = [CYCLE * weight / sum(weights) for weight in weights]
+    counts = [math.floor(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i])
+    for i in by_remainder[: CYCLE - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
+
+
+def mixed(n: Uint64s, counts: Sequence[int], seed: int) -> tuple[NDArray[np.int64], Uint64s]:
+    """The domain of each sample of `n`, and its number among the samples of that domain."""
+    assert sum(counts) == CYCLE
+    cycles, where = np.unique(n // np.uint64(CYCLE), return_inverse=True)
+    slots = np.arange(CYCLE, dtype=np.uint64)
+    shuffled = np.argsort(bits_array(seed, "mixture", cycles[:, None], slots), axis=1, kind="stable")
+    domains = np.repeat(np.arange(len(counts)), counts)[shuffled]
+    numbers = np.zeros(domains.shape, np.uint64)
+    for domain, count in enumerate(counts):
+        here = domains == domain
+        earlier = np.cumsum(here, axis=1).astype(np.uint64) - np.uint64(1)
+        numbers[here] = (cycles[:, None] * np.uint64(count) + earlier)[here]
+    slot = (n % np.uint64(CYCLE)).astype(np.int64)
+    return domains[where, slot], numbers[where, slot]
+
+
+def _keys(epoch: Uint64s, seed: int, domains: Uint64s) -> Uint64s:
     """One key per round and sample."""
-    return np.stack([bits_array(seed, "data", epoch, np.full((), r, np.uint64)) for r in range(ROUNDS)])
+    rounds = np.arange(ROUNDS, dtype=np.uint64)[:, None]
+    return bits_array(seed, "data", domains, epoch, rounds)
 
 
-def _feistel(value: Uint64s, keys: Uint64s, half: int) -> Uint64s:
-    """A permutation of 0..4^half-1: each round xors one half with a hash of the other, then swaps them."""
-    shift, low = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = value >> shift, value & low
-    for key in keys:
-        left, right = right, left ^ (mix_array(key ^ right) & low)
-    return np.asarray((left << shift) | right)
+def _feistel(value: Uint64s, keys: Uint64s, high: Uint64s, low: Uint64s) -> Uint64s:
+    """A permutation of 0..high·low-1: in turn, one digit moves by a hash of the other."""
+    left, right = value // low, value % low
+    for r, key in enumerate(keys):
+        if r % 2:
+            right = (right + mix_array(key ^ left) % low) % low
+        else:
+            left = (left + mix_array(key ^ right) % high) % high
+    return np.asarray(left * low + right)

@@ -1,54 +1,51 @@
 """Text to tokens: trains the tokenizer, splits the documents, and writes the folder that `store.py` reads.
 
-The documents are read twice, once for the tokenizer and once to be encoded, and are never all in memory. A
-document is held out when the hash of its name is low (about 1 in 50), so adding documents moves none of the
-others to the other side. The folder is written under another name next to its place, synced to disk and
-renamed, so a folder that is there is whole.
+    prepare_corpus   files, folders and datasets, one or several domains: `raptr prepare`
+    prepare          documents in memory
+    prepare_builtin  the text that every machine has
+
+All three go the same way. The documents are read twice, once to check them and to sample the tokenizer's text
+(`census.py`), and once to be encoded (`encoding.py`), and are never all in memory.
+
+`prepare_corpus` works in `OUT.partial`, and OUT appears by renaming, so a folder that is there is whole. Killed
+at any moment and started again with the same request, it goes on after the last entry of its journal and ends
+with the same bytes; what is repeated is the first reading if it was not finished, and with `deduplicate` the
+reading (not the encoding) of what is done. A changed request starts over and says why; an OUT that another
+request made is refused.
 """
 
-import hashlib
 import platform
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import final
 
-import numpy as np
-from tokenizers import Tokenizer
+import tokenizers
 
+from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
 from raptr.data.corpus import Document, builtin
-from raptr.data.store import (
-    DTYPES,
-    FORMAT,
-    MANIFEST,
-    SPLITS,
-    TOKENIZER,
-    Manifest,
-    Split,
-    TokenStore,
-    dtype_for,
-    open_store,
-    sha256_of,
-)
-from raptr.data.tokenizer import train, vocabulary_of
-from raptr.data.writer import ShardWriter, sync_file, sync_folder
+from raptr.data.domains import DomainSource
+from raptr.data.encoding import Progress, encode
+from raptr.data.journal import Journal
+from raptr.data.reading import DocumentsInput
+from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
+from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store, sha256_of
+from raptr.data.stream import BEGINNING, Chunk
+from raptr.data.tokenizer import existing, load, train, vocabulary_of
+from raptr.data.workfolder import alone, clear, resume, reuse
+from raptr.data.writer import sync_folder, write_text
 
-HELD_OUT = 2**64 // 50
-SHARD_TOKENS = 2**27
-# Characters encoded at once: enough to keep every core busy, little enough to be nothing in memory.
-CHUNK = 2**20
+VOCABULARY = 30_000
 
 Documents = Callable[[], Iterable[Document]]
-Progress = Callable[[int, int], None]
+Report = Callable[[Progress], None]
+Say = Callable[[str], None]
 
 
-def prepare_builtin(folder: Path, vocabulary: int, progress: Progress | None = None) -> TokenStore:
+def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = None) -> TokenStore:
     """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
-    origin = f"python{platform.python_version()}-vocabulary{vocabulary}-format{FORMAT}"
-    target = folder / f"builtin-{origin}"
+    target = folder / f"builtin-python{platform.python_version()}-vocabulary{vocabulary}-format{FORMAT}"
     if target.exists():
         try:
             store = open_store(target)
@@ -58,7 +55,7 @@ def prepare_builtin(folder: Path, vocabulary: int, progress: Progress | None = N
             shutil.rmtree(target)
         else:
             return store
-    return prepare(target, builtin, vocabulary, origin=origin, progress=progress)
+    return prepare(target, builtin, vocabulary, domain="builtin", progress=progress)
 
 
 def prepare(
@@ -66,130 +63,153 @@ def prepare(
     documents: Documents,
     vocabulary: int,
     *,
+    domain: str = "text",
     shard_tokens: int = SHARD_TOKENS,
-    origin: str = "",
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> TokenStore:
-    """Write the documents as a new folder; `progress` is told (documents encoded, documents in all).
+    """Write documents as a new folder of one domain; what a crash leaves is not used again.
 
     `documents` is called twice and must give the same documents in the same order; empty ones are left out.
     A shard holds whole documents: at most `shard_tokens` tokens, or a single document that is longer.
     """
-    if shard_tokens < 1:
-        raise ValueError(f"shard_tokens is {shard_tokens}; a shard must hold at least one token")
+    source = DomainSource(domain, ("documents",), 1.0)
+    request = Request((source,), ((DocumentsInput(documents),),), vocabulary, shard_tokens=shard_tokens)
     if folder.exists():
         raise ValueError(f"{folder} is there already; prepared data goes into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    partial.mkdir()
+    work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    work.mkdir()
     try:
-        _write(partial, documents, vocabulary, shard_tokens, origin, progress)
+        _write(work, request, None, progress or _silent, _silent)
         try:
-            partial.rename(folder)
+            work.rename(folder)
         except OSError:
             # Another process may have been first. What it wrote is as good when it is the same.
-            if not folder.exists() or open_store(folder).fingerprint != open_store(partial).fingerprint:
+            if not folder.exists() or open_store(folder).fingerprint != open_store(work).fingerprint:
                 raise
         sync_folder(folder.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
     return open_store(folder)
 
 
-def name_hash(name: str) -> int:
-    """64 bits that belong to a document's name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+def prepare_corpus(
+    domains: Sequence[DomainSource],
+    out: Path,
+    *,
+    vocabulary: int = VOCABULARY,
+    tokenizer: Path | None = None,
+    field: str = "text",
+    held_out: float = HELD_OUT,
+    deduplicate: bool = False,
+    skip_broken: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    workers: int | None = None,
+    progress: Report | None = None,
+    say: Say | None = None,
+) -> TokenStore:
+    """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file.
+
+    `say` is told in a sentence when work is reused, goes on or starts over. `deduplicate` drops all but the
+    first of the documents with the same text, and keeps 16 bytes per document in memory for it.
+    """
+    say = say or _silent
+    if tokenizer is not None and tokenizer.is_dir():
+        tokenizer = tokenizer / TOKENIZER
+    request = Request(
+        domains=tuple(domains),
+        inputs=tuple(domain.inputs(field) for domain in domains),
+        valid=tuple(domain.held_out(field) for domain in domains),
+        vocabulary=vocabulary,
+        tokenizer=tokenizer,
+        field=field,
+        held_out=held_out,
+        deduplicate=deduplicate,
+        skip_broken=skip_broken,
+        shard_tokens=shard_tokens,
+        workers=workers,
+    )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        return reuse(out, request.facts(), say)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = out.with_name(f"{out.name}.partial")
+    with alone(work):
+        try:
+            journal = resume(work, request.facts(), say)
+            if not (work / MANIFEST).exists():
+                _write(work, request, journal, progress or _silent, say)
+            _tidy(work)
+            if out.exists():
+                out.rmdir()  # it is empty, and not everywhere can a folder be renamed onto another
+            work.rename(out)
+            sync_folder(out.parent)
+        finally:
+            clear(work)
+    return open_store(out)
 
 
-def _write(
-    folder: Path,
-    documents: Documents,
-    vocabulary: int,
-    shard_tokens: int,
-    origin: str,
-    progress: Progress | None,
-) -> None:
-    census = _Census()
-    tokenizer = train(census.texts(documents()), vocabulary)
-    threshold = census.threshold()
+def _write(work: Path, request: Request, journal: Journal | None, progress: Report, say: Say) -> None:
+    """Fill the work folder, from where the journal stands, until nothing but its name is missing."""
+    if journal is None:
+        journal = _begin(work, request, progress, say)
+    tokenizer = load(work / TOKENIZER)
     facts = vocabulary_of(tokenizer)
-    (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8", newline="\n")
     dtype = dtype_for(facts.size)
-    with ExitStack() as stack:
-        writers = {split: ShardWriter(folder, split, shard_tokens) for split in SPLITS}
-        for writer in writers.values():
-            stack.enter_context(writer)
-        done = 0
-        for chunk in _chunks(_with_text(documents())):
-            for document, ids in zip(chunk, _encode(tokenizer, chunk), strict=True):
-                split: Split = "valid" if name_hash(document.name) < threshold else "train"
-                writers[split].add(np.array([*ids, facts.sep], DTYPES[dtype]))
-            done += len(chunk)
-            if progress:
-                progress(done, census.count)
-        shards = {split: writer.finish() for split, writer in writers.items()}
-    if done != census.count:
-        raise ValueError(f"documents: expected the same {census.count} on the second reading, found {done}")
-    sync_file(folder / TOKENIZER)
+    journal = encode(work, tokenizer, DTYPES[dtype], request, journal, progress)
+    trained = [part.total("train") for part in journal.parts]
+    # Without weights, a mixture takes from each domain as much as there is of it.
+    weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
     manifest = Manifest(
         vocabulary=facts.size,
         dtype=dtype,
-        origin=origin,
-        tokenizer_sha256=sha256_of(folder / TOKENIZER),
-        train=shards["train"],
-        valid=shards["valid"],
+        tokenizer_sha256=sha256_of(work / TOKENIZER),
+        domains=tuple(replace(part, weight=weight) for part, weight in zip(journal.parts, weights, strict=True)),
+        request=journal.request,
     )
-    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
-    sync_file(folder / MANIFEST)
-    sync_folder(folder)
+    write_text(work / MANIFEST, manifest.to_json())
+    _tidy(work)
 
 
-@final
-@dataclass
-class _Census:
-    """Counts the documents that pass by, and finds the lowest and the highest hash of their names."""
+def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
+    """The first reading and the tokenizer."""
 
-    count: int = 0
-    lowest: int = 2**64
-    highest: int = -1
+    def read(chunk: Chunk, documents: int) -> None:
+        progress(Progress("reading", chunk.read, request.total, documents))
 
-    def texts(self, documents: Iterable[Document]) -> Iterator[str]:
-        for document in _with_text(documents):
-            value = name_hash(document.name)
-            self.count += 1
-            self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
-            yield document.text
-
-    def threshold(self) -> int:
-        """Hashes below it are held out: a fiftieth, moved where needed so that neither side is empty."""
-        if self.count < 2:
-            raise ValueError(
-                f"documents: {self.count} with text were given; at least 2 are needed, one to train on "
-                "and one to hold out"
-            )
-        if self.lowest == self.highest:
-            raise ValueError(f"documents: all {self.count} have the same name; names must differ")
-        return max(min(HELD_OUT, self.highest), self.lowest + 1)
-
-
-def _with_text(documents: Iterable[Document]) -> Iterator[Document]:
-    return (document for document in documents if document.text)
-
-
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    chunk: list[Document] = []
-    size = 0
-    for document in documents:
-        chunk.append(document)
-        size += len(document.text)
-        if size >= CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    facts = request.facts()
+    sample = Sample()
+    counts = take_census(request.names, request.chunks(BEGINNING), None if request.tokenizer else sample, read)
+    for name, count in zip(request.names, counts, strict=True):
+        if count.broken:
+            say(f"domain {name}: {count.broken} broken, the first of them: {count.problem}")
+    sides = sides_of(counts, request.limit)
+    if any(request.valid):
+        digests = (digest for chunk in request.given_held_out() for digest in chunk.digests)
+        sides = Sides(0, frozenset(map(side_value, digests)))
+    progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
+    given = request.tokenizer
+    tokenizer = existing(given) if given else train(sample.texts(sides), request.vocabulary)
+    write_text(work / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")
+    journal = Journal(
+        request=facts,
+        version=tokenizers.__version__,
+        documents=tuple(count.documents for count in counts),
+        held_out=tuple(sorted(sides.held_out)),
+        trained=tuple(sorted(sides.trained)),
+    )
+    journal.write(work)
+    return journal
 
 
-def _encode(tokenizer: Tokenizer, chunk: list[Document]) -> Iterator[list[int]]:
-    # The fast variant gives the same ids and leaves out the offsets into the text.
-    encodings = tokenizer.encode_batch_fast([document.text for document in chunk], add_special_tokens=False)
-    return (encoding.ids for encoding in encodings)
+def _tidy(work: Path) -> None:
+    """Check that the folder is whole, and leave nothing in it but what it promises."""
+    shards = open_store(work).manifest.shards()
+    names = {MANIFEST, TOKENIZER, *(name for shard in shards for name in (shard.file, shard.documents_file))}
+    for path in work.iterdir():
+        if path.name not in names:
+            path.unlink()
+    sync_folder(work)
+
+
+def _silent(_: object) -> None:
+    """Tell nobody."""

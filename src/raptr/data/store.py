@@ -1,18 +1,19 @@
 """Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
 
     tokenizer.json
-    train-00000.tokens      the documents' tokens, each document followed by [SEP]; little-endian integers
-    train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
-    valid-00000.tokens, valid-00000.documents
-    data.json               written last: what the other files must be, with checksums and a fingerprint
+    wiki-train-00000.tokens      the documents' tokens, each followed by [SEP]; little-endian integers
+    wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
+    wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
+    data.json                    written last: what the other files must be, with checksums and a fingerprint
 
+A domain is a named part of the text with a weight: its share in a mixture, relative to the other weights.
 Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
 reads everything and compares the checksums. `preparation.py` writes such a folder.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -23,15 +24,25 @@ from tokenizers import Tokenizer
 from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
 from raptr.hashing import Uint64s
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "data.json"
 TOKENIZER = "tokenizer.json"
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSETS = np.dtype("<u8")
+# What a domain says beside its shards; no run reads it.
+LEFT_OUT = ("duplicates", "broken", "empty")
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
 Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A named part of the text and its weight in a mixture."""
+
+    name: str
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -51,26 +62,61 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A domain's shards, and what was left out of them when they were written."""
+
+    name: str
+    weight: float
+    train: tuple[Shard, ...]
+    valid: tuple[Shard, ...]
+    duplicates: int = 0
+    broken: int = 0
+    empty: int = 0
+
+    def shards(self, split: Split) -> tuple[Shard, ...]:
+        """The shards of a split, in order."""
+        return self.train if split == "train" else self.valid
+
+    def count(self, split: Split) -> int:
+        """Documents in a split."""
+        return sum(shard.documents for shard in self.shards(split))
+
+    def total(self, split: Split) -> int:
+        """Tokens in a split."""
+        return sum(shard.tokens for shard in self.shards(split))
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What data.json says, apart from the format version and the fingerprint."""
 
     vocabulary: int
     dtype: str
-    origin: str
     tokenizer_sha256: str
-    train: tuple[Shard, ...]
-    valid: tuple[Shard, ...]
+    domains: tuple[Part, ...]
+    request: dict[str, Any] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """A digest of all that decides what a run reads; where the text came from is not part of it."""
         facts = {"format": FORMAT, **asdict(self)}
-        del facts["origin"]
+        del facts["request"]
+        for part in facts["domains"]:
+            for name in LEFT_OUT:
+                del part[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def shards(self, split: Split) -> tuple[Shard, ...]:
-        """The shards of a split, in order."""
-        return self.train if split == "train" else self.valid
+    def part(self, domain: str) -> Part:
+        """The domain of this name."""
+        for part in self.domains:
+            if part.name == domain:
+                return part
+        names = ", ".join(part.name for part in self.domains)
+        raise ValueError(f"domain is {domain!r}; the prepared data has {names}")
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every shard of every domain and split."""
+        return tuple(shard for part in self.domains for shard in part.train + part.valid)
 
     def to_json(self) -> str:
         """The text of data.json."""
@@ -89,18 +135,27 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same tokens, tokenizer and format, wherever the folder lies."""
+        """The same for the same tokens, weights, tokenizer and format, wherever the folder lies."""
         return self.manifest.fingerprint
 
-    def tokens(self, split: Split) -> tuple[Tokens, ...]:
-        """The tokens of each shard of a split."""
-        dtype = DTYPES[self.manifest.dtype]
-        return tuple(np.memmap(self.path / s.file, dtype, mode="r") for s in self.manifest.shards(split))
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """The domains, in the order in which they were given."""
+        return tuple(Domain(part.name, part.weight) for part in self.manifest.domains)
 
-    def documents(self, split: Split) -> tuple[Uint64s, ...]:
-        """Where the documents of each shard of a split end, in tokens from the shard's start."""
-        shards = self.manifest.shards(split)
+    def tokens(self, split: Split, domain: str) -> tuple[Tokens, ...]:
+        """The tokens of each shard of a domain's split."""
+        shards, dtype = self.manifest.part(domain).shards(split), DTYPES[self.manifest.dtype]
+        return tuple(np.memmap(self.path / s.file, dtype, mode="r") for s in shards)
+
+    def documents(self, split: Split, domain: str) -> tuple[Uint64s, ...]:
+        """Where the documents of each shard of a domain's split end, in tokens from the shard's start."""
+        shards = self.manifest.part(domain).shards(split)
         return tuple(np.memmap(self.path / s.documents_file, OFFSETS, mode="r") for s in shards)
+
+    def summary(self) -> tuple[Part, ...]:
+        """What was prepared of each domain: documents, tokens, and what was left out."""
+        return self.manifest.domains
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
@@ -109,7 +164,7 @@ class TokenStore:
     def verify(self) -> None:
         """Read every file and compare its checksum; a ValueError names the first one that differs."""
         expected = {TOKENIZER: self.manifest.tokenizer_sha256}
-        for shard in self.manifest.train + self.manifest.valid:
+        for shard in self.manifest.shards():
             expected[shard.file] = shard.tokens_sha256
             expected[shard.documents_file] = shard.documents_sha256
         for name, digest in expected.items():
@@ -123,7 +178,7 @@ def open_store(path: Path) -> TokenStore:
     """Open a prepared folder; a ValueError of one sentence says what is wrong with it."""
     manifest = _read_manifest(path / MANIFEST)
     itemsize = DTYPES[manifest.dtype].itemsize
-    for shard in manifest.train + manifest.valid:
+    for shard in manifest.shards():
         _check_size(path / shard.file, shard.tokens * itemsize)
         _check_size(path / shard.documents_file, shard.documents * OFFSETS.itemsize)
     vocabulary = vocabulary_of(load(path / TOKENIZER))
@@ -167,9 +222,10 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         del facts["format"]
         fingerprint = facts.pop("fingerprint")
-        for split in SPLITS:
-            facts[split] = tuple(Shard(**shard) for shard in facts[split])
-        manifest = Manifest(**facts)
+        for part in facts["domains"]:
+            for split in SPLITS:
+                part[split] = tuple(Shard(**shard) for shard in part[split])
+        manifest = Manifest(**{**facts, "domains": tuple(Part(**part) for part in facts["domains"])})
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"the fields of format version {FORMAT}", f"others ({error})") from error
     # The fingerprint covers every field that is used below, so an edited or damaged value cannot get past.

@@ -33,13 +33,18 @@ class Vocabulary:
     specials: int
 
 
-def train(texts: Iterable[str], size: int) -> Tokenizer:
-    """A tokenizer of at most `size` tokens (fewer when the texts hold no more), given by the texts alone."""
+def checked_size(size: int) -> None:
+    """Refuse a vocabulary that cannot hold every byte, or that no token type can count."""
     if not SMALLEST <= size <= LARGEST:
         raise ValueError(
             f"vocabulary is {size}; it must lie between {SMALLEST} "
             f"({len(SPECIALS)} special tokens and the 256 bytes) and {LARGEST}"
         )
+
+
+def train(texts: Iterable[str], size: int) -> Tokenizer:
+    """A tokenizer of at most `size` tokens (fewer when the texts hold no more), given by the texts alone."""
+    checked_size(size)
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -69,6 +74,21 @@ def load(path: Path) -> Tokenizer:
         raise ValueError(f"{path}: expected a tokenizer, found a file that is not one ({error})") from error
     # Not part of the file's format, and without it a text could smuggle special tokens in.
     tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def existing(path: Path) -> Tokenizer:
+    """A tokenizer that somebody else made, checked, and kept from cutting or filling up what it encodes."""
+    tokenizer = load(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    try:
+        size = vocabulary_of(tokenizer).size
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    if highest != size - 1:
+        raise ValueError(f"{path}: tokenizer: expected the ids 0 to {size - 1} for {size} tokens, found {highest}")
     return tokenizer
 
 

@@ -1,69 +1,116 @@
-"""Writes the shards of one split, and puts files and folders on the disk itself."""
+"""Writes the shards of one split, goes on where a journal says it was, and puts files on the disk itself."""
 
 import hashlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raptr.data.store import OFFSETS, Shard, Split, Tokens
 
 
+@dataclass(frozen=True)
+class Written:
+    """The shards that are complete, and how much of the next one is on the disk."""
+
+    shards: tuple[Shard, ...] = ()
+    tokens: int = 0
+    documents: int = 0
+
+
 @final
 class ShardWriter:
-    """Writes the shards of one split, with checksums taken on the way."""
+    """Writes the shards of one split of a domain, with checksums taken on the way."""
 
-    def __init__(self, folder: Path, split: Split, limit: int) -> None:
-        self.folder, self.split, self.limit = folder, split, limit
-        self.shards: list[Shard] = []
-        self.file: BinaryIO | None = None
-        self.ends: list[int] = []
-        self.digest = hashlib.sha256()
+    def __init__(
+        self, folder: Path, domain: str, split: Split, limit: int, dtype: np.dtype[Any], start: Written | None = None
+    ) -> None:
+        self._folder, self._stem, self._limit, self._dtype = folder, f"{domain}-{split}", limit, dtype
+        start = start or Written()
+        self._shards = list(start.shards)
+        self._tokens, self._documents = start.tokens, start.documents
+        self._files: tuple[_File, _File] | None = None
+        if start.documents:
+            self._open(start.tokens * dtype.itemsize, start.documents * OFFSETS.itemsize)
 
     def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.file:
-            self.file.close()
+        for file in self._files or ():
+            file.stream.close()
 
-    def add(self, tokens: Tokens) -> None:
-        """Append a document, in a new shard when the current one would grow over its limit."""
-        if self.ends and self.ends[-1] + len(tokens) > self.limit:
-            self._close()
-        if self.file is None:
-            self.file = (self.folder / self._name()).open("wb")
-        self.ends.append((self.ends[-1] if self.ends else 0) + len(tokens))
-        self.digest.update(tokens.tobytes())
-        self.file.write(tokens.tobytes())
+    def add(self, tokens: Tokens, lengths: NDArray[np.int64]) -> None:
+        """Append documents of these lengths, in a new shard when the current one would grow over its limit."""
+        assert len(tokens) == lengths.sum()
+        while len(lengths):
+            ends = np.cumsum(lengths) + self._tokens
+            fitting = int(np.searchsorted(ends, self._limit, side="right"))
+            if not fitting and self._documents:
+                self._close()
+                continue
+            fitting = max(1, fitting)  # a document that is longer than the limit gets a shard of its own
+            if self._files is None:
+                self._open(0, 0)
+            assert self._files is not None
+            size = int(ends[fitting - 1]) - self._tokens
+            self._files[0].append(tokens[:size].astype(self._dtype, copy=False).tobytes())
+            self._files[1].append(ends[:fitting].astype(OFFSETS).tobytes())
+            self._tokens, self._documents = self._tokens + size, self._documents + fitting
+            tokens, lengths = tokens[size:], lengths[fitting:]
+
+    def sync(self) -> Written:
+        """Put what was added on the disk itself and say how much it is."""
+        for file in self._files or ():
+            flush(file.stream)
+        return Written(tuple(self._shards), self._tokens, self._documents)
 
     def finish(self) -> tuple[Shard, ...]:
         """Close the last shard and list them all."""
-        if self.file:
+        if self._files:
             self._close()
-        return tuple(self.shards)
+        return tuple(self._shards)
 
-    def _name(self) -> str:
-        return f"{self.split}-{len(self.shards):05d}.tokens"
+    def _open(self, tokens: int, documents: int) -> None:
+        path = self._folder / f"{self._stem}-{len(self._shards):05d}.tokens"
+        self._files = _File(path, tokens), _File(path.with_suffix(".documents"), documents)
 
     def _close(self) -> None:
-        assert self.file is not None
-        flush(self.file)
-        self.file.close()
-        ends = np.array(self.ends, OFFSETS).tobytes()
-        shard = Shard(
-            file=self._name(),
-            tokens=self.ends[-1],
-            documents=len(self.ends),
-            tokens_sha256=self.digest.hexdigest(),
-            documents_sha256=hashlib.sha256(ends).hexdigest(),
-        )
-        with (self.folder / shard.documents_file).open("wb") as file:
-            file.write(ends)
-            flush(file)
-        self.shards.append(shard)
-        self.file, self.ends, self.digest = None, [], hashlib.sha256()
+        assert self._files is not None
+        self.sync()
+        digests = [file.digest.hexdigest() for file in self._files]
+        for file in self._files:
+            file.stream.close()
+        name = f"{self._stem}-{len(self._shards):05d}.tokens"
+        self._shards.append(Shard(name, self._tokens, self._documents, *digests))
+        self._files, self._tokens, self._documents = None, 0, 0
+
+
+@final
+class _File:
+    """A file that grows, and its checksum; what lies behind the first `size` bytes is cut off."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.digest = hashlib.sha256()
+        self.stream: BinaryIO = path.open("r+b" if size else "wb")
+        left = size
+        while left:
+            data = self.stream.read(min(left, 2**20))
+            if not data:
+                self.stream.close()
+                raise ValueError(f"{path}: expected {size} bytes, found {size - left}; remove the folder to start over")
+            self.digest.update(data)
+            left -= len(data)
+        # Between reading and writing, a stream must be told where it is.
+        self.stream.seek(size)
+        self.stream.truncate()
+
+    def append(self, data: bytes) -> None:
+        self.digest.update(data)
+        self.stream.write(data)
 
 
 def flush(file: BinaryIO) -> None:
@@ -72,10 +119,14 @@ def flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def sync_file(path: Path) -> None:
-    """Put a closed file on the disk itself."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+def write_text(path: Path, text: str) -> None:
+    """A file with this text, whole or not at all, on the disk itself."""
+    partial = path.with_name(f".{path.name}.new")
+    with partial.open("wb") as file:
+        file.write(text.encode())
+        flush(file)
+    partial.replace(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

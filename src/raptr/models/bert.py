@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptr.data.batch import Batch
+from raptr.models.attention import Segments, attend, make_segments
 from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, block_inputs
 from raptr.subnetworks import Shape, Subnetwork
@@ -83,16 +84,16 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(config.mlp, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BSD: Tensor, inputs: BlockInputs) -> Tensor:
+    def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
         """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
-        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.heads_H)
+        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.heads_H, segments)
         h_BSD = x_BSD + _times(inputs.attention_scale, self.dropout(attended_BSD))
         y_BSD = h_BSD + _times(inputs.mlp_scale, self.dropout(self.mlp(self.mlp_norm(h_BSD), inputs.parts_P)))
         if inputs.layer_scale is None:
             return y_BSD
         return x_BSD + inputs.layer_scale * (y_BSD - x_BSD)
 
-    def attention(self, x_BSD: Tensor, heads_H: Tensor | None) -> Tensor:
+    def attention(self, x_BSD: Tensor, heads_H: Tensor | None, segments: Segments | None) -> Tensor:
         """Self-attention over all heads, or over the chosen ones as if there were no others."""
         qkv_weight: Tensor = self.qkv.weight
         qkv_bias: Tensor = self.qkv.bias
@@ -105,7 +106,7 @@ class Block(nn.Module):
             out_weight = out_weight.view(width, *cut[1:]).index_select(1, heads_H).reshape(width, -1)
         qkv = F.linear(x_BSD, qkv_weight, qkv_bias).view(*x_BSD.shape[:2], 3, -1, self.head_size)
         q_BHSK, k_BHSK, v_BHSK = qkv.permute(2, 0, 3, 1, 4)
-        o_BHSK = F.scaled_dot_product_attention(q_BHSK, k_BHSK, v_BHSK)
+        o_BHSK = attend(q_BHSK, k_BHSK, v_BHSK, segments)
         return F.linear(o_BHSK.transpose(1, 2).flatten(2), out_weight, self.attention_out.bias)
 
     def mlp(self, x_BSD: Tensor, parts_P: Tensor | None) -> Tensor:
@@ -144,13 +145,13 @@ class Bert(nn.Module):
 
     def logits(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
-        x_BSD = self.hidden(batch.tokens_BS, subnetwork)
+        x_BSD = self.hidden(batch.tokens_BS, subnetwork, batch.segments_BS)
         rows = torch.arange(len(x_BSD), device=x_BSD.device).unsqueeze(1)
         x_BMD = self.head_norm(F.gelu(self.head_dense(x_BSD[rows, batch.positions_BM])))
         return F.linear(x_BMD, self.tokens.weight, self.head_bias)
 
-    def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork) -> Tensor:
-        """The encoder's output."""
+    def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
+        """The encoder's output; with segments, attention stays inside each."""
         length = tokens_BS.shape[1]
         if length > self.config.positions:
             raise ValueError(f"the sequence has {length} tokens; up to {self.config.positions} are allowed")
@@ -158,8 +159,9 @@ class Bert(nn.Module):
         x_BSD = self.dropout(self.embedding_norm(x_BSD))
         if subnetwork.layers != len(self.blocks):
             raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
+        segments = make_segments(segments_BS)
         for layer, inputs in block_inputs(subnetwork, x_BSD):
-            x_BSD = self.blocks[layer](x_BSD, inputs)
+            x_BSD = self.blocks[layer](x_BSD, inputs, segments)
         normed_BSD: Tensor = self.final_norm(x_BSD)
         return normed_BSD
 

@@ -33,7 +33,7 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The held-out loss of the full model after `step` steps, and that of random subnetworks by size."""
+    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size."""
 
     step: int
     loss: float
@@ -41,6 +41,7 @@ class EvalRecord:
     flops: float
     flops_layers: float
     seconds: float
+    domains: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -180,7 +181,8 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
             flops=_number(values["flops"]),
             flops_layers=_number(values["flops_layers"]),
             seconds=_number(values["seconds"]),
-            sizes=_sizes(values.get("sizes", {})),
+            domains=_losses(values.get("domains", {})),
+            sizes={int(size): loss for size, loss in _losses(values.get("sizes", {})).items()},
         )
     return TrainRecord(
         step=_whole(values["step"]),
@@ -197,10 +199,10 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
     )
 
 
-def _sizes(value: object) -> dict[int, float]:
+def _losses(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise TypeError("not a mapping")
-    return {int(size): _number(loss) for size, loss in value.items()}
+    return {key: _number(loss) for key, loss in value.items()}
 
 
 def _number(value: object) -> float:

@@ -5,8 +5,9 @@ many steps, else the run that cost most, because a ratio to full training of ano
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -28,6 +29,8 @@ class Row:
     steps: int
     train_loss: float | None
     eval_loss: float | None
+    eval_domains: Mapping[str, float]
+    eval_sizes: Mapping[int, float]
     tokens: int
     flops: float
     flops_layers: float
@@ -46,13 +49,15 @@ class _Column:
     text: bool = False
 
 
-_COLUMNS = (
+_RESULTS = (
     _Column("run", lambda row: row.name, text=True),
     _Column("method", lambda row: row.method, text=True),
     _Column("schedule", lambda row: row.schedule or "–", text=True),
     _Column("steps", lambda row: f"{row.steps:,}"),
     _Column("train loss", lambda row: _fixed(row.train_loss, 3)),
     _Column("held-out loss", lambda row: _fixed(row.eval_loss, 3)),
+)
+_COSTS = (
     _Column("tokens", lambda row: short(row.tokens)),
     _Column("FLOPs", lambda row: short(row.flops, FLOP_PREFIXES)),
     _Column("FLOPs, relative", lambda row: _fixed(row.relative_flops, 2)),
@@ -81,6 +86,8 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 steps=last.step,
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
                 eval_loss=run.evals[-1].loss if run.evals else None,
+                eval_domains=run.evals[-1].domains if run.evals else {},
+                eval_sizes=run.evals[-1].sizes if run.evals else {},
                 tokens=last.tokens,
                 flops=last.flops,
                 flops_layers=last.flops_layers,
@@ -99,7 +106,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
     """The rows as a table for the terminal, one column per run, so that a few runs fit 80 characters."""
     table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(_notes(rows))), caption_justify="left")
     # Text, not str: a run called `raptr[6-8]` is no markup.
-    name, *columns = _COLUMNS
+    name, *columns = _columns(rows)
     table.add_column(name.heading, no_wrap=True)
     for row in rows:
         table.add_column(Text(name.cell(row)), justify="right", overflow="fold")
@@ -110,18 +117,28 @@ def rich_table(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, with its notes below."""
+    columns = _columns(rows)
     lines = [
-        [column.heading for column in _COLUMNS],
-        ["---" if column.text else "---:" for column in _COLUMNS],
-        *([column.cell(row).replace("|", r"\|") for column in _COLUMNS] for row in rows),
+        [column.heading for column in columns],
+        ["---" if column.text else "---:" for column in columns],
+        *([column.cell(row).replace("|", r"\|") for column in columns] for row in rows),
     ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join([table, *_notes(rows)]) + "\n"
 
 
-def dicts(rows: Sequence[Row]) -> list[dict[str, str | float | None]]:
+def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows as JSON-ready dicts; a loss that is no finite number becomes None, as JSON has no NaN."""
     return [{key: _finite(value) for key, value in asdict(row).items()} for row in rows]
+
+
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    """The results, one more for each domain and size that any run was judged on, and the costs."""
+    domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
+    sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
+    judged = [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
+    judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
+    return [*_RESULTS, *judged, *_COSTS]
 
 
 def _base(runs: Sequence[Run]) -> int:
@@ -148,5 +165,7 @@ def _fixed(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _finite(value: str | float | None) -> str | float | None:
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

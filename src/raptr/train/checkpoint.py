@@ -45,12 +45,13 @@ class Checkpoint:
     step: int
     state: Mapping[str, Any]
 
-    def read(self, into: Mapping[str, Tensor]) -> None:
-        """Load the tensors in place; names, shapes and dtypes must be exactly those stored."""
+    def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
         # A tensor without memory would be replaced, not filled.
         assert not any(tensor.is_meta for tensor in into.values())
         reader = HuggingFaceStorageReader(str(self.path))
-        stored = reader.read_metadata().state_dict_metadata
+        described = reader.read_metadata().state_dict_metadata
+        stored = {name: entry for name, entry in described.items() if name.startswith(prefix)}
         problems = []
         if missing := sorted(into.keys() - stored.keys()):
             problems.append(f"it does not have {_listing(missing)}")
@@ -93,6 +94,16 @@ def load_latest(folder: Path) -> Checkpoint | None:
         remedy = "restore one of them, or remove them all to start over"
         raise ValueError(f"every checkpoint in {folder} is damaged: {problems}; {remedy}")
     return None
+
+
+def load(folder: Path, step: int) -> Checkpoint:
+    """Return the checkpoint of a step."""
+    there = _checkpoints(folder)
+    if step not in there:
+        raise ValueError(f"step is {step}; allowed, since they have a checkpoint: {_listing(sorted(map(str, there)))}")
+    if problem := _damage(there[step]):
+        raise ValueError(f"checkpoint {there[step]} is damaged: {problem}")
+    return Checkpoint(there[step], step, json.loads((there[step] / STATE).read_bytes()))
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int | None) -> Path:

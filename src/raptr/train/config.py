@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -43,13 +43,12 @@ class ModelSettings:
 class DataSettings:
     """Where the text comes from and how it is cut."""
 
-    source: str = "builtin"
-    vocabulary: int = 8192
+    source: str = "builtin"  # or a folder that `raptr prepare` made
+    vocabulary: int = 8192  # of the built-in text's tokenizer; a prepared folder has its own
     length: int = 128
+    isolate_documents: bool = False  # attention stays inside documents
 
     def __post_init__(self) -> None:
-        if self.source != "builtin":
-            raise ValueError(f"data.source is {self.source!r}; allowed: builtin")
         if not 512 <= self.vocabulary <= 2**20:
             raise ValueError(f"data.vocabulary is {self.vocabulary}; 512 to {2**20} is allowed")
         if self.length < 8:
@@ -70,6 +69,7 @@ class TrainSettings:
     accumulate: int = 1  # micro-batches per optimizer step, all with one subnetwork
     seed: int = 0
     device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: bfloat16 on a GPU
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
     eval_samples: int = field(default=256, metadata=FREE)
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
@@ -116,6 +116,11 @@ class TrainSettings:
             raise ValueError("train.device is 'cuda', but torch finds no GPU here; allowed: auto, cpu")
         gpu = self.device != "cpu" and torch.cuda.is_available()
         return torch.device("cuda" if gpu else "cpu")
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """A context in which matrix products have the chosen precision; weights and sums stay float32."""
+        half = self.precision == "bfloat16" or (self.precision == "auto" and device.type == "cuda")
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Evaluation on held-out text: the full model at every stage, and random parts of any size on request."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -10,21 +12,33 @@ from raptr.subnetworks import Subnetwork
 DRAWS = 4  # random parts of one size that are averaged
 
 
-def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch: int) -> float:
-    """The mean loss per masked token on the fixed held-out set, under fixed masks."""
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss per masked token, over all held-out windows and over each domain's."""
+
+    loss: float
+    domains: dict[str, float]
+
+
+def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch: int) -> Evaluation:
+    """Judge the subnetwork on the fixed held-out set, under fixed masks."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    sums, counts = {}, {}
     with torch.no_grad():
-        for piece in data.batches(batch):
-            total += model(piece.to(device), subnetwork).double() * len(piece.tokens_BS)
-            count += len(piece.tokens_BS)
+        for domain in data.domains:
+            total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+            for piece in data.batches(domain, batch):
+                total += model(piece.to(device), subnetwork).double() * len(piece.tokens_BS)
+                count += len(piece.tokens_BS)
+            sums[domain], counts[domain] = total, count
     model.train(training)
-    return float(total) / count
+    losses = {domain: float(total) / counts[domain] for domain, total in sums.items()}
+    return Evaluation(sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values()), losses)
 
 
 def evaluate_size(model: nn.Module, data: EvalData, method: Method, size: int, *, batch: int) -> float:
     """The mean loss of a few fixed random parts of `size` layers, as the method would run them."""
-    losses = [evaluate(model, data, method.part(size, draw), batch=batch) for draw in range(DRAWS)]
+    losses = [evaluate(model, data, method.part(size, draw), batch=batch).loss for draw in range(DRAWS)]
     return sum(losses) / len(losses)

@@ -9,11 +9,13 @@
         give idle parameters what the policy says
         optimizer step
         now and then: record, evaluate the full model (at every stage's end too), save
+        asked to stop: save and leave
 
 Checkpoint `step-N` is the state before step N. Everything a step needs besides is a function of the step, so
 a run that was stopped and started again is the run that was not.
 """
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from raptr.data import EvalData, TokenStore, TrainData, prepare_builtin
+from raptr.data import EvalData, Prefetch, TokenStore, TrainData, open_store, prepare_builtin
+from raptr.data.store import TOKENIZER
 from raptr.hashing import bits
 from raptr.methods import Method
 from raptr.models.bert import Bert
@@ -36,6 +39,7 @@ from raptr.train.idle import idle, initialise
 from raptr.train.optimizer import clip, make_optimizer
 from raptr.train.progress import TrainingBar
 from raptr.train.run import RunFolder
+from raptr.train.safety import FiniteCheck, StopRequest
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Result:
     run: Path
     step: int
     eval_loss: float | None
+    stopped: bool = False  # asked to stop by SIGTERM or Ctrl-C
 
 
 def pretrain(
@@ -57,17 +62,20 @@ def pretrain(
 ) -> Result:
     """Train a model from nothing, or go on where the run in this folder stopped.
 
-    `fresh` replaces what is there; `until` stops after that many steps in all, saved, to go on another time.
+    `fresh` replaces what is there; `until` stops after that many steps in all, saved, to go on another time. So do
+    SIGTERM and Ctrl-C.
     """
     console = console or Console(stderr=True)
     device = config.train.resolve_device()
-    folder = RunFolder(run)
-    folder.open(config, fresh=fresh)
-    store = _data(config, run, console)
-    trainer = Trainer(config, folder, store, device)
-    last = config.train.steps if until is None else min(until, config.train.steps)
-    trainer.resume(console)
-    return trainer.train(last, console)
+    folder, stop = RunFolder(run), StopRequest()
+    with folder.opened(config, fresh=fresh):
+        store = open_data(config, run, console)
+        shutil.copyfile(store.path / TOKENIZER, folder.tokenizer)
+        trainer = Trainer(config, folder, store, device)
+        trainer.resume(console)
+        with stop.listening():
+            last = config.train.steps if until is None else min(until, config.train.steps)
+            return trainer.train(last, console, stop)
 
 
 @final
@@ -75,17 +83,21 @@ class Trainer:
     """A run in memory: the model, its optimizer, and the counts that grow with the steps."""
 
     def __init__(self, config: Config, folder: RunFolder, store: TokenStore, device: torch.device) -> None:
-        self.config, self.folder, self.store = config, folder, store
+        self.config, self.folder, self.store, self.device = config, folder, store, device
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
-        self.data = TrainData(store, length, settings.batch, settings.seed)
-        self.held_out = EvalData(store, length, settings.eval_samples)
+        isolate = config.data.isolate_documents
+        data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
+        micros, pin = settings.accumulate, device.type == "cuda"
+        self.prefetch = Prefetch(lambda step, micro: data.batch(step, micro, micros).pinned(pin), micros)
+        self.held_out = EvalData(store, length, settings.eval_samples, isolate=isolate)
         self.model = Bert(self.dimensions, settings.seed).to(device)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         initialise(self.optimizer)
         self.step, self.seconds, self.spent = 0, 0.0, Flops(0, 0)
         self.eval_loss: float | None = None
+        self.finite = FiniteCheck(device)
 
     def resume(self, console: Console) -> None:
         """Take up the newest whole checkpoint, if there is one."""
@@ -103,8 +115,9 @@ class Trainer:
         self.eval_loss = found.state["eval_loss"]
         console.print(f"going on from step {self.step:,} of {self.config.train.steps:,}", highlight=False)
 
-    def train(self, last: int, console: Console) -> Result:
-        """Run the steps up to `last`, and leave a checkpoint there."""
+    def train(self, last: int, console: Console, stop: StopRequest | None = None) -> Result:
+        """Run the steps up to `last`, or until asked to stop, and leave a checkpoint there."""
+        stop = stop or StopRequest()
         settings, method = self.config.train, self.method
         phases = method.phases()
         ends = {phase.stop for phase in phases}
@@ -113,12 +126,13 @@ class Trainer:
         with bar:
             if self.step == 0:
                 self.evaluate(bar)
-            while self.step < last:
+            while self.step < last and not stop.asked:
                 started, subnetwork = time.monotonic(), method.subnetwork(self.step)
                 phase = method.phase_index(self.step)
                 loss, norm = self.optimize(subnetwork)
                 logged = self.step % settings.log_every == 0 or self.step == settings.steps
                 if logged:
+                    self.finite.check()
                     loss_value, norm_value = loss.item(), norm.item()  # waits for the device
                 self.seconds += time.monotonic() - started
                 if logged:
@@ -143,13 +157,13 @@ class Trainer:
                     self.evaluate(bar)
                     if self.step in ends and len(phases) > 1:
                         bar.say(f"stage {phase + 1}/{len(phases)} done: held-out loss {self.eval_loss:.3f}")
-                if self.step % settings.checkpoint_interval == 0 or self.step == last:
+                if self.step % settings.checkpoint_interval == 0 or self.step == last or stop.asked:
                     self.save()
-        return Result(self.folder.path, self.step, self.eval_loss)
+        return Result(self.folder.path, self.step, self.eval_loss, stopped=stop.asked and self.step < last)
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
-        settings, device = self.config.train, next(self.model.parameters()).device
+        settings, device = self.config.train, self.device
         rate = self.config.optimizer.learning_rate(self.step, settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -157,11 +171,13 @@ class Trainer:
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
-            batch = self.data.batch(self.step, micro, settings.accumulate).to(device)
-            share = self.model(batch, subnetwork) / settings.accumulate
+            batch = self.prefetch.get(self.step, micro).to(device)
+            with settings.autocast(device):
+                share = self.model(batch, subnetwork) / settings.accumulate
             share.backward()
             loss += share.detach()
         norm = clip(self.model.parameters(), self.config.optimizer.clip)
+        self.finite.watch(self.step, loss, norm)
         idle(self.optimizer, self.config.optimizer.idle)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -171,16 +187,22 @@ class Trainer:
 
     def evaluate(self, bar: TrainingBar) -> None:
         """Judge the full model, and the sizes asked for, on the held-out set."""
-        batch = self.config.train.batch
-        self.eval_loss = evaluate(self.model, self.held_out, self.method.evaluated(self.step), batch=batch)
-        sizes = {
-            str(size): evaluate_size(self.model, self.held_out, self.method, size, batch=batch)
-            for size in self.config.train.eval_sizes
-        }
-        self.record(kind="eval", loss=self.eval_loss, **({"sizes": sizes} if sizes else {}))
+        settings = self.config.train
+        with settings.autocast(self.device):
+            judged = evaluate(self.model, self.held_out, self.method.evaluated(self.step), batch=settings.batch)
+            sizes = {
+                str(size): evaluate_size(self.model, self.held_out, self.method, size, batch=settings.batch)
+                for size in settings.eval_sizes
+            }
+        self.eval_loss = judged.loss
+        extra: dict[str, object] = {"domains": judged.domains} if len(judged.domains) > 1 else {}
+        if sizes:
+            extra["sizes"] = sizes
+        self.record(kind="eval", loss=self.eval_loss, **extra)
 
     def save(self) -> None:
-        """Write a checkpoint of this moment."""
+        """Write a checkpoint of this moment; never one that holds a number gone bad."""
+        self.finite.check()
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -223,7 +245,12 @@ class Trainer:
         return {"sequences": self.config.train.batch, "length": data.length, "masked": data.masked}
 
 
-def _data(config: Config, run: Path, console: Console) -> TokenStore:
-    """The prepared tokens, made beside the run on first use."""
-    with console.status("preparing the built-in text (the Python standard library) …"):
-        return prepare_builtin(run.parent / ".data", config.data.vocabulary)
+def open_data(config: Config, run: Path, console: Console) -> TokenStore:
+    """The prepared tokens, checked; the built-in corpus is made beside the run on first use."""
+    if config.data.source == "builtin":
+        with console.status("preparing the built-in text (the Python standard library) …"):
+            return prepare_builtin(run.parent / ".data", config.data.vocabulary)
+    store = open_store(Path(config.data.source))
+    with console.status("checking the token shards …"):
+        store.verify()
+    return store

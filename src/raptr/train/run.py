@@ -3,7 +3,10 @@
 config.yaml        the resolved configuration
 environment.json   versions, commit, hardware, threads
 metrics.jsonl      append-only; readers keep the last record of a step and ignore a torn line
+tokenizer.json     that of the data, so that an export needs nothing but the run
+tensorboard/       the same numbers for TensorBoard
 checkpoints/       step-N/
+export/            the model as `transformers` loads it
 report/            plots and tables, made from the rest
 """
 
@@ -12,15 +15,20 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import yaml
 
 from raptr.train.config import Config, differences
+from raptr.train.safety import LOCK, locked
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
@@ -34,14 +42,25 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.tokenizer = path / "tokenizer.json"
         self.report = path / "report"
+        self._board: SummaryWriter | None = None
 
-    def open(self, config: Config, *, fresh: bool) -> None:
-        """Start a run here, or go on with the one that is here; `fresh` replaces it."""
-        if fresh and self.path.exists():
-            self._remove()
-        if self.path.exists() and not self.config.exists() and any(self.path.iterdir()):
+    @contextmanager
+    def opened(self, config: Config, *, fresh: bool = False) -> Iterator[None]:
+        """Hold the folder to start a run, or to go on with the one that is here; `fresh` replaces it."""
+        if self.path.exists() and not self.config.exists() and any(p.name != LOCK for p in self.path.iterdir()):
             raise ValueError(f"run is {str(self.path)!r}, a folder with other things in it; name a new or empty one")
+        with locked(self.path):
+            if fresh:
+                self._clear()
+            self._start(config)
+            try:
+                yield
+            finally:
+                self._close()
+
+    def _start(self, config: Config) -> None:
         if self.config.exists():
             old = yaml.safe_load(self.config.read_text(encoding="utf-8"))
             changed = differences(old if isinstance(old, Mapping) else {}, config.mapping())
@@ -50,31 +69,45 @@ class RunFolder:
                     f"the run in {str(self.path)!r} was started with other settings ({'; '.join(changed)}); "
                     "go on with the old ones, name another run, or replace this one with --fresh"
                 )
-        self.path.mkdir(parents=True, exist_ok=True)
         _write(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
         _write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Append one record to the metrics."""
+        """Append one record to the metrics, and to TensorBoard's."""
         self._append(json.dumps(record) + "\n")
+        if self._board is None:
+            from torch.utils.tensorboard.writer import SummaryWriter  # slow to import
+
+            # what a killed run wrote beyond its checkpoint is hidden, since it is written again
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=record["step"])
+        for key, value in record.items():
+            if key not in ("kind", "step") and isinstance(value, int | float):
+                self._board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+
+    def _close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
 
     def _append(self, text: str) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(text)
 
-    def _remove(self) -> None:
-        if not self.config.exists():
-            raise ValueError(f"run is {str(self.path)!r}, which holds no run; only a run can be replaced")
-        shutil.rmtree(self.path)
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:
+                entry.unlink()
 
 
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware, to stand beside every number the run gives."""
     return {
         "python": platform.python_version(),
-        **{package: version(package) for package in PACKAGES},
+        **{package: _version(package) for package in PACKAGES},
         "commit": _commit(),
         "platform": platform.platform(),
         "processor": _processor(),
@@ -82,6 +115,13 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a source tree that is on the path but not installed
+        return None
 
 
 def _processor() -> str:

@@ -1,0 +1,145 @@
+"""Kill preparation and training with SIGKILL again and again; the end must be that of the undisturbed run, bit for bit.
+
+    python benchmarks/kill_restart.py [--kills 20] [--seed 0]
+
+Each kill comes either after a random time or at the n-th call of a system function that a checkpoint's writing, its
+pruning or the preparation's journal uses (fsync, rename, rmtree, unlink), so that the delicate moments are met for
+sure. After the last kill the program runs to its end. Compared are the prepared folder, byte for byte, and all
+weights, moments and step counts. The result goes to benchmarks/results/kill_restart.json.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TRAIN = ["--steps", "120", "--length", "32", "--batch", "4", "--set", "model.width=32", "--set", "model.head_size=8"]
+TRAIN += ["--set", "model.mlp=64", "--set", "optimizer.warmup=5", "--set", "train.eval_samples=8"]
+TRAIN += ["--set", "train.checkpoint_every=5", "--set", "train.log_every=1", "--device", "cpu"]
+CALLS = ("fsync", "rename", "replace", "rmtree", "unlink")
+
+
+def main() -> None:
+    """Prepare and train undisturbed, then under fire, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        corpus = _corpus(root / "text", draw)
+        calm, fire = root / "calm", root / "fire"
+        for folder in (calm, fire):
+            folder.mkdir()
+        prepare = ["prepare", "--data", str(corpus), "--vocabulary", "1024", "--out"]
+        started = time.monotonic()
+        _run([*prepare, str(calm / "data")])
+        prepare_seconds = time.monotonic() - started
+        started = time.monotonic()
+        _run(["pretrain", "--run", str(calm / "run"), "--data", str(calm / "data"), *TRAIN])
+        train_seconds = time.monotonic() - started
+
+        kills = []
+        for number in range(arguments.kills):
+            preparing = number < arguments.kills // 4
+            command = (
+                [*prepare, str(fire / "data")]
+                if preparing
+                else ["pretrain", "--run", str(fire / "run"), "--data", str(fire / "data"), *TRAIN]
+            )
+            if not preparing and number == arguments.kills // 4:
+                _run([*prepare, str(fire / "data")])
+            kills.append(_kill(command, draw, prepare_seconds if preparing else train_seconds))
+            print(f"kill {number + 1}: {kills[-1]}", flush=True)
+        _run(["pretrain", "--run", str(fire / "run"), "--data", str(fire / "data"), *TRAIN])
+        result = {
+            "command": f"python benchmarks/kill_restart.py --kills {arguments.kills} --seed {arguments.seed}",
+            "environment": json.loads((fire / "run" / "environment.json").read_text()),
+            "kills": kills,
+            "prepared_bytes_equal": _contents(calm / "data") == _contents(fire / "data"),
+            "tensors_equal": _tensors_equal(calm / "run", fire / "run"),
+        }
+    out = Path(__file__).parent / "results" / "kill_restart.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"prepared bytes equal: {result['prepared_bytes_equal']}, tensors equal: {result['tensors_equal']}")
+    if not (result["prepared_bytes_equal"] and result["tensors_equal"]):
+        sys.exit(1)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run([sys.executable, __file__, "child", *command], check=True, capture_output=True)
+
+
+def _kill(command: list[str], draw: random.Random, seconds: float) -> str:
+    """Start the command and end it by SIGKILL, at a random time or at a call of a system function."""
+    if draw.random() < 0.4:
+        delay = draw.uniform(0.3, 1.0) * seconds
+        process = subprocess.Popen([sys.executable, __file__, "child", *command], stderr=subprocess.DEVNULL)
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        return f"{command[0]} after {delay:.1f} s (exit {process.wait()})"
+    call, count = draw.choice(CALLS), draw.randint(1, 12)
+    environment = {**os.environ, "KILL_AT": f"{call}:{count}"}
+    child = [sys.executable, __file__, "child", *command]
+    ended = subprocess.run(child, env=environment, capture_output=True, check=False)
+    return f"{command[0]} at {call} number {count} (exit {ended.returncode})"
+
+
+def _child(command: list[str]) -> None:
+    """The command line, with one system function turned into a trap."""
+    call, _, count = os.environ.get("KILL_AT", "").partition(":")
+    if call:
+        module = shutil if call == "rmtree" else os
+        original, left = getattr(module, call), [int(count)]
+
+        def trap(*given: object, **named: object) -> object:
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **named)
+
+        setattr(module, call, trap)
+    from raptr.cli import main as raptr
+
+    sys.argv = ["raptr", *command]
+    raptr()
+
+
+def _corpus(folder: Path, draw: random.Random) -> Path:
+    """Files of made-up text, enough for a preparation of a few seconds."""
+    folder.mkdir()
+    words = ["".join(draw.choices("abcdefghijklmnoprstuvw", k=draw.randint(2, 9))) for _ in range(4000)]
+    for file in range(12):
+        lines = [{"text": " ".join(draw.choices(words, k=200))} for _ in range(400)]
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def _tensors_equal(one: Path, other: Path) -> bool:
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = [load_file(next((run / "checkpoints" / "step-120").glob("*.safetensors"))) for run in (one, other)]
+    same = tensors[0].keys() == tensors[1].keys()
+    return same and all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        _child(sys.argv[2:])
+    else:
+        main()

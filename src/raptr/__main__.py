@@ -1,0 +1,5 @@
+"""`python -m raptr` is `raptr`."""
+
+from raptr.cli import main
+
+main()

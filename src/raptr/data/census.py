@@ -1,0 +1,123 @@
+"""The first reading: checks every record, counts the documents, and takes the tokenizer's sample.
+
+A document is held out when the first half of its hash is low, so adding documents moves none of the others to
+the other side. Where a domain would be left without a held-out or without a training document, the one with
+its lowest or highest hash changes sides, in whichever domain it turns up.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from raptr.data.stream import Chunk
+
+# Bytes of text that the tokenizer is trained on, and how much of one document.
+SAMPLE = 2**26
+PIECE = 2**20
+
+
+@final
+@dataclass(frozen=True)
+class Sides:
+    """Which documents are held out: those below the limit, but for some that are forced."""
+
+    limit: int
+    held_out: frozenset[int] = frozenset()
+    trained: frozenset[int] = frozenset()
+
+    def holds_out(self, digest: bytes) -> bool:
+        """Whether the text of this digest is on the held-out side."""
+        value = side_value(digest)
+        return value in self.held_out or (value < self.limit and value not in self.trained)
+
+
+def side_value(digest: bytes) -> int:
+    """The half of a digest that decides about the side."""
+    return int.from_bytes(digest[:8], "little")
+
+
+@final
+@dataclass
+class Count:
+    """What the first reading found in one domain."""
+
+    documents: int = 0
+    broken: int = 0
+    problem: str = ""
+    lowest: int = 2**64
+    highest: int = -1
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk."""
+        values = [side_value(digest) for digest in chunk.digests]
+        self.documents += len(values)
+        self.broken += chunk.broken
+        self.problem = self.problem or chunk.problem
+        self.lowest, self.highest = min([self.lowest, *values]), max([self.highest, *values])
+
+
+@final
+@dataclass
+class Sample:
+    """The texts with the lowest hashes that together have `limit` bytes, whatever the order they come in."""
+
+    limit: int = SAMPLE
+    size: int = 0
+    heap: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    known: set[bytes] = field(default_factory=set)
+
+    def add(self, digest: bytes, text: str) -> None:
+        """Take a text in where its hash is low enough, and let go of those that are too many."""
+        key = -int.from_bytes(digest[8:], "little")
+        if digest in self.known or (self.size >= self.limit and key < self.heap[0][0]):
+            return
+        piece = text[:PIECE].encode()
+        self.known.add(digest)
+        heapq.heappush(self.heap, (key, digest, piece))
+        self.size += len(piece)
+        while self.size - len(self.heap[0][2]) >= self.limit:
+            _, gone, piece = heapq.heappop(self.heap)
+            self.known.remove(gone)
+            self.size -= len(piece)
+
+    def texts(self, sides: Sides) -> Iterator[str]:
+        """The sample's training documents; held-out text never reaches the tokenizer."""
+        for _, digest, piece in sorted(self.heap):
+            if not sides.holds_out(digest):
+                yield piece.decode()
+
+
+def take_census(
+    names: Sequence[str], chunks: Iterator[Chunk], sample: Sample | None, progress: Callable[[Chunk, int], None]
+) -> tuple[Count, ...]:
+    """Read everything once; a ValueError names a domain that cannot be split in two."""
+    counts = [Count() for _ in names]
+    domain = 0
+    for chunk in chunks:
+        counts[domain].add(chunk)
+        if sample is not None:
+            for digest, text in zip(chunk.digests, chunk.texts, strict=True):
+                sample.add(digest, text)
+        progress(chunk, sum(count.documents for count in counts))
+        if chunk.last:
+            if counts[domain].lowest >= counts[domain].highest:
+                raise ValueError(_too_few(names[domain], counts[domain]))
+            domain += 1
+    return tuple(counts)
+
+
+def sides_of(counts: Sequence[Count], limit: int) -> Sides:
+    """The split that leaves no domain without a document on either side."""
+    held_out = frozenset(count.lowest for count in counts if count.lowest >= limit)
+    trained = frozenset(count.highest for count in counts if count.highest < limit)
+    return Sides(limit, held_out, trained)
+
+
+def _too_few(name: str, count: Count) -> str:
+    found = f"{count.documents} with text" if count.documents < 2 else f"{count.documents} with the same text"
+    broken = f" beside {count.broken} broken ones ({count.problem})" if count.broken else ""
+    return (
+        f"domain {name}: documents: {found} were found{broken}; at least 2 that differ are needed, "
+        "one to train on and one to hold out"
+    )

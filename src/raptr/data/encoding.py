@@ -1,0 +1,181 @@
+"""The second reading: every document becomes tokens, on all cores, and is written to its side.
+
+One thread reads ahead, `workers` threads encode, and the caller's thread writes, always in the order of the
+reading: what is written does not depend on the number of threads. Encoding lets go of Python's lock, so
+threads are enough.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from raptr.data.census import Sides
+from raptr.data.journal import Journal
+from raptr.data.request import Request
+from raptr.data.store import SPLITS, Part, Split, Tokens
+from raptr.data.stream import Chunk, Position, in_order
+from raptr.data.writer import ShardWriter
+
+# Seconds of work that a kill can cost.
+JOURNAL_EVERY = 5.0
+SWITCH = "TOKENIZERS_PARALLELISM"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a preparation is; `read` and `total` are bytes as they lie on the disk."""
+
+    stage: Literal["reading", "training", "encoding"]
+    read: int
+    total: int
+    documents: int = 0
+    tokens: int = 0
+    rate: float = 0.0
+    """Tokens per second since this start."""
+
+
+def encode(
+    folder: Path,
+    tokenizer: Tokenizer,
+    dtype: np.dtype[Any],
+    request: Request,
+    journal: Journal,
+    progress: Callable[[Progress], None],
+) -> Journal:
+    """Write the shards of all domains, from where the journal stands; the journal when all is done."""
+    sides = journal.sides(request.limit)
+    pieces = request.chunks(journal.position)
+    encoder = Encoder(tokenizer, sides, dtype)
+    with one_thread_each(), ExitStack() as stack:
+        encoded = in_order(encoder, pieces, request.threads, depth=request.threads + 2)
+        stack.enter_context(closing(encoded))
+        meter = _Meter(request.total, progress, journal)
+        while journal.position.domain < len(request.names):
+            journal = _domain(folder, encoded, dtype, request, journal, meter)
+    return journal
+
+
+def _domain(
+    folder: Path,
+    encoded: Iterator[tuple["Encoded", Chunk]],
+    dtype: np.dtype[Any],
+    request: Request,
+    journal: Journal,
+    meter: "_Meter",
+) -> Journal:
+    """Write the rest of the domain at work."""
+    index = journal.position.domain
+    name = request.names[index]
+    left_out = np.array(journal.left_out)
+    saved = time.monotonic()
+    with ExitStack() as stack:
+        writers: dict[Split, ShardWriter] = {}
+        for split in SPLITS:
+            start = journal.start(split)
+            writer = ShardWriter(folder, name, split, request.shard_tokens, dtype, start)
+            writers[split] = stack.enter_context(writer)
+        for result, chunk in encoded:
+            for split in SPLITS:
+                writers[split].add(*result[split])
+            left_out += (chunk.duplicates, chunk.broken, chunk.empty)
+            meter.add(chunk, sum(len(tokens) for tokens, _ in result.values()))
+            if chunk.last:
+                break
+            if time.monotonic() - saved >= JOURNAL_EVERY:
+                journal = replace(
+                    journal,
+                    position=chunk.position,
+                    written=tuple(writers[split].sync() for split in SPLITS),
+                    left_out=tuple(left_out.tolist()),
+                )
+                journal.write(folder)
+                saved = time.monotonic()
+        done = {split: writers[split].finish() for split in SPLITS}
+    part = Part(name, 1.0, done["train"], done["valid"], *left_out.tolist())
+    found = part.count("train") + part.count("valid")
+    if found != (expected := journal.documents[index]):
+        raise ValueError(f"domain {name}: expected the same {expected} documents on the second reading, found {found}")
+    for split, side in (("train", "training"), ("valid", "held-out")):
+        if not done[split]:
+            raise ValueError(f"domain {name}: found no {side} document; give it more text, or another held_out")
+    journal = replace(
+        journal,
+        parts=(*journal.parts, part),
+        position=Position(index + 1),
+        written=Journal.written,
+        left_out=Journal.left_out,
+    )
+    journal.write(folder)
+    return journal
+
+
+Encoded = dict[Split, tuple[Tokens, NDArray[np.int64]]]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns a chunk into the tokens of each side, every document followed by [SEP], and their lengths."""
+
+    tokenizer: Tokenizer
+    sides: Sides
+    dtype: np.dtype[Any]
+
+    def __call__(self, chunk: Chunk) -> Encoded:
+        """The chunk's tokens, which is then rid of its texts."""
+        sep = self.tokenizer.token_to_id("[SEP]")
+        # The fast variant gives the same ids and leaves out the offsets into the text.
+        encodings = self.tokenizer.encode_batch_fast(chunk.texts, add_special_tokens=False)
+        chunk.texts.clear()
+        held_out = [self.sides.holds_out(digest) for digest in chunk.digests]
+        result: Encoded = {}
+        for split in SPLITS:
+            chosen = [one for one, held in zip(encodings, held_out, strict=True) if held == (split == "valid")]
+            lengths = np.fromiter((len(one) + 1 for one in chosen), np.int64, len(chosen))
+            tokens = np.empty(int(lengths.sum()), self.dtype)
+            end = 0
+            for one, length in zip(chosen, lengths.tolist(), strict=True):
+                tokens[end : end + length - 1] = one.ids
+                end += length
+                tokens[end - 1] = sep
+            result[split] = tokens, lengths
+        return result
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Each call of the tokenizer stays in its thread: as many calls as workers run at a time."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
+
+
+class _Meter:
+    """Tells the caller how far the encoding is."""
+
+    def __init__(self, total: int, progress: Callable[[Progress], None], journal: Journal) -> None:
+        self._total, self._progress, self._started = total, progress, time.monotonic()
+        written: Sequence[Any] = [shard for part in journal.parts for shard in part.train + part.valid]
+        written = [*written, *journal.written, *(shard for one in journal.written for shard in one.shards)]
+        self._documents = sum(one.documents for one in written)
+        self._tokens = self._before = sum(one.tokens for one in written)
+
+    def add(self, chunk: Chunk, tokens: int) -> None:
+        self._documents += len(chunk.digests)
+        self._tokens += tokens
+        seconds = max(1e-9, time.monotonic() - self._started)
+        rate = (self._tokens - self._before) / seconds
+        self._progress(Progress("encoding", chunk.read, self._total, self._documents, self._tokens, rate))

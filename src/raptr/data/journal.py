@@ -1,0 +1,76 @@
+"""The journal of a preparation: how far it is, so that one that was killed goes on where it was.
+
+It is a small file in the work folder, replaced as a whole after everything that it speaks of is on the disk.
+What was written after it is cut off or overwritten, with the same bytes, since everything is a function of
+the request. It begins when the first reading is done and the tokenizer is there.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from raptr.data.census import Sides
+from raptr.data.store import SPLITS, Part, Shard, Split
+from raptr.data.stream import BEGINNING, Position
+from raptr.data.writer import Written, write_text
+
+JOURNAL = "journal.json"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The request, what the first reading decided, and what is done."""
+
+    request: dict[str, Any]
+    version: str
+    """Of the package that trains the tokenizer and encodes: another one may give other tokens."""
+    documents: tuple[int, ...]
+    held_out: tuple[int, ...]
+    trained: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    """The domains that are done."""
+    position: Position = BEGINNING
+    written: tuple[Written, ...] = (Written(), Written())
+    """Of the domain at work: the training and the held-out split."""
+    left_out: tuple[int, ...] = (0, 0, 0)
+    """Of the domain at work: duplicates, broken and empty documents."""
+
+    def sides(self, limit: int) -> Sides:
+        """The split that the first reading decided on."""
+        return Sides(limit, frozenset(self.held_out), frozenset(self.trained))
+
+    def start(self, split: Split) -> Written:
+        """Where a split of the domain at work stands."""
+        return self.written[SPLITS.index(split)]
+
+    def write(self, folder: Path) -> None:
+        """Replace the journal in the work folder."""
+        write_text(folder / JOURNAL, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def read_journal(folder: Path) -> Journal | None:
+    """The journal in a work folder; None when there is none that can be read."""
+    try:
+        facts = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
+        return Journal(
+            **{
+                **facts,
+                "documents": tuple(facts["documents"]),
+                "held_out": tuple(facts["held_out"]),
+                "trained": tuple(facts["trained"]),
+                "parts": tuple(
+                    Part(**{**part, "train": _shards(part["train"]), "valid": _shards(part["valid"])})
+                    for part in facts["parts"]
+                ),
+                "position": Position(*facts["position"]),
+                "written": tuple(Written(**{**one, "shards": _shards(one["shards"])}) for one in facts["written"]),
+                "left_out": tuple(facts["left_out"]),
+            }
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _shards(facts: list[dict[str, Any]]) -> tuple[Shard, ...]:
+    return tuple(Shard(**shard) for shard in facts)

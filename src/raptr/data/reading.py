@@ -1,0 +1,257 @@
+"""Inputs: files, streamed datasets and documents in memory, read record by record.
+
+A record is a line of a `.jsonl` file (also `.json`, `.ndjson`), a row of a `.parquet` file or of a dataset, or a
+whole file of any other kind of text. Files may be compressed: `.gz`, `.xz`, `.zst`. A record that cannot be
+read is given as a problem, a sentence with file and line; the caller decides whether it stops there. Nothing
+but the current record is held in memory (of a parquet file: the current row group), and record n can be
+reached again without parsing those before it.
+"""
+
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Protocol, final
+
+from raptr.data.compression import COMPRESSED, decompressed, extra
+from raptr.data.corpus import Document
+
+LINES = (".jsonl", ".ndjson", ".json")
+# A longer document would take gigabytes to encode.
+LONGEST = 2**26
+ROWS = 256
+NEWLINE = b"\n"
+
+
+class Record(NamedTuple):
+    """A text, or else why there is none, and how many bytes of the input have been read."""
+
+    text: str
+    problem: str
+    position: int
+
+
+class Input(Protocol):
+    """Something that gives the same records every time it is read."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to be read, as far as they are known."""
+
+    def identity(self) -> str:
+        """What tells this input, and its content, from others."""
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The records from number `start` on."""
+
+
+@final
+@dataclass(frozen=True)
+class FileInput:
+    """A file: lines of JSON, a parquet table, or a text as a whole."""
+
+    path: Path
+    size: int
+    modified: int
+    field: str
+
+    @classmethod
+    def of(cls, path: Path, field: str) -> "FileInput":
+        """The file as it is now; one that cannot be looked at is reported when it is read."""
+        try:
+            facts = path.stat()
+        except OSError:
+            return cls(path, 0, 0, field)
+        return cls(path, facts.st_size, facts.st_mtime_ns, field)
+
+    def identity(self) -> str:
+        """Path, size and time of the last change."""
+        return f"{self.path.as_posix()}\t{self.size}\t{self.modified}"
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The records from number `start` on; a file that cannot be opened is one problem."""
+        name = self.path.name.lower()
+        inner, compression = os.path.splitext(name)
+        if compression not in COMPRESSED:
+            inner, compression = name, ""
+        if name.endswith(".parquet"):
+            yield from self._table(start)
+            return
+        try:
+            raw = self.path.open("rb")
+        except OSError as error:
+            yield from islice([self._broken("", "a file that can be read", str(error.strerror))], start, None)
+            return
+        with raw:
+            stream = decompressed(raw, compression, self.path)
+            yield from self._lines(stream, raw, start) if inner.endswith(LINES) else self._whole(stream, start)
+
+    def _whole(self, stream: BinaryIO, start: int) -> Iterator[Record]:
+        if start:
+            return
+        try:
+            data = stream.read(LONGEST + 1)
+        except Exception as error:
+            yield self._broken("", "a whole file", f"a damaged one ({_damage(error)})")
+            return
+        if len(data) > LONGEST:
+            yield self._broken("", f"a document of at most {LONGEST} bytes", "more; split it into several")
+            return
+        try:
+            yield Record(data.decode("utf-8-sig"), "", self.size)
+        except UnicodeDecodeError as error:
+            yield self._broken(f", line {data.count(NEWLINE, 0, error.start) + 1}", "UTF-8", _byte(error))
+
+    def _lines(self, stream: BinaryIO, raw: BinaryIO, start: int) -> Iterator[Record]:
+        number = 0
+        while True:
+            try:
+                line = stream.readline(LONGEST + 1)
+                longer = len(line) > LONGEST and not line.endswith(NEWLINE)
+                while longer and (rest := stream.readline(LONGEST)):
+                    longer = not rest.endswith(NEWLINE)
+            except Exception as error:
+                if number >= start:
+                    yield self._broken(f", line {number + 1}", "a whole file", f"a damaged one ({_damage(error)})")
+                return
+            if not line:
+                return
+            number += 1
+            if number > start:
+                text, expected, found = self._parsed(line)
+                broken = self._broken(f", line {number}", expected, found).problem if expected else ""
+                yield Record(text, broken, raw.tell())
+
+    def _parsed(self, line: bytes) -> tuple[str, str, str]:
+        """The text of a line of JSON; or else what was expected and what was found."""
+        if len(line) > LONGEST:
+            return "", f"a line of at most {LONGEST} bytes", "a longer one"
+        if line.isspace():
+            return "", "", ""
+        try:
+            value = json.loads(line.rstrip(NEWLINE).decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            return "", "UTF-8", _byte(error)
+        except (ValueError, RecursionError) as error:
+            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            return "", "JSON", f"text that is not ({reason})"
+        if not isinstance(value, dict):
+            return "", f"an object with the field {self.field!r}", _kind(value)
+        if self.field not in value:
+            return "", f"the field {self.field!r}", f"{', '.join(map(repr, value)) or 'no field'}"
+        return _string(value[self.field], self.field)
+
+    def _table(self, start: int) -> Iterator[Record]:
+        parquet = extra("pyarrow.parquet", "datasets", str(self.path))
+        number = 0
+        try:
+            with parquet.ParquetFile(self.path) as table:
+                names = table.schema_arrow.names
+                groups: list[int] = []
+                for group in range(table.num_row_groups):
+                    rows = table.metadata.row_group(group).num_rows
+                    if number + rows <= start and not groups:
+                        number += rows
+                    else:
+                        groups.append(group)
+                if self.field not in names:
+                    if not start:
+                        yield self._broken("", f"the column {self.field!r}", ", ".join(map(repr, names)))
+                    return
+                total = max(1, table.metadata.num_rows)
+                batches = table.iter_batches(ROWS, row_groups=groups, columns=[self.field], use_threads=False)
+                for value in (value for batch in batches for value in batch.column(0).to_pylist()):
+                    number += 1
+                    if number > start:
+                        text, expected, found = _string(value, self.field)
+                        broken = self._broken(f", row {number}", expected, found).problem if expected else ""
+                        yield Record(text, broken, self.size * number // total)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+            if number >= start:
+                yield self._broken(f", row {number + 1}", "a whole parquet file", _damage(error))
+
+    def _broken(self, where: str, expected: str, found: str) -> Record:
+        return Record("", f"{self.path}{where}: expected {expected}, found {found}", self.size)
+
+
+@final
+@dataclass(frozen=True)
+class HubInput:
+    """A dataset that the package `datasets` streams, named `hf:NAME[:CONFIG[:SPLIT]]`; its size is unknown."""
+
+    name: str
+    field: str
+    size: int = 0
+
+    def identity(self) -> str:
+        """The name alone: whether the dataset has changed cannot be seen from here."""
+        return self.name
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The rows from number `start` on; what the network does wrong is an error, never a skipped row."""
+        datasets = extra("datasets", "datasets", self.name)
+        path, config, split, *rest = [*self.name.removeprefix("hf:").split(":"), "", ""]
+        if not path or any(rest):
+            raise ValueError(f"{self.name}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+        try:
+            rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
+            for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
+                if self.field in row:
+                    text, expected, found = _string(row[self.field], self.field)
+                else:
+                    text, expected, found = "", f"the field {self.field!r}", ", ".join(map(repr, row))
+                problem = f"{self.name}, row {number}: expected {expected}, found {found}" if expected else ""
+                yield Record(text, problem, 0)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.name}: expected a dataset that can be read, found: {_damage(error)}") from error
+
+
+@final
+@dataclass(frozen=True)
+class DocumentsInput:
+    """Documents in memory, given anew at each call."""
+
+    documents: Callable[[], Iterable[Document]]
+    size: int = 0
+
+    def identity(self) -> str:
+        """Nothing: what a function will give cannot be known before."""
+        return ""
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The documents from number `start` on."""
+        for document in islice(self.documents(), start, None):
+            text, expected, found = _string(document.text, "text")
+            problem = f"document {document.name!r}: expected {expected}, found {found}" if expected else ""
+            yield Record(text, problem, 0)
+
+
+def _string(value: object, field: str) -> tuple[str, str, str]:
+    if not isinstance(value, str):
+        return "", f"a string in the field {field!r}", _kind(value)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "", f"Unicode text in the field {field!r}", "half of a surrogate pair"
+    return value, "", ""
+
+
+def _kind(value: object) -> str:
+    kinds = {type(None): "null", bool: "a boolean", dict: "an object", list: "a list", str: "a string"}
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+
+
+def _byte(error: UnicodeDecodeError) -> str:
+    return f"the byte 0x{error.object[error.start]:02x} ({error.reason})"
+
+
+def _damage(error: Exception) -> str:
+    """What went wrong, in one line; whatever is no damage to a file is a mistake here and goes on up."""
+    if not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
+        raise error
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,117 @@
+"""What a preparation is asked for: checked once, and compared when it is started again."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from raptr.data.domains import DomainSource, checked
+from raptr.data.reading import Input
+from raptr.data.store import FORMAT, sha256_of
+from raptr.data.stream import Chunk, Position, ahead, chunks
+from raptr.data.tokenizer import checked_size, existing
+
+HELD_OUT = 0.02
+SHARD_TOKENS = 2**27
+READ_AHEAD = 8
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """The domains with their inputs, and all settings."""
+
+    domains: tuple[DomainSource, ...]
+    inputs: tuple[tuple[Input, ...], ...]
+    vocabulary: int
+    valid: tuple[tuple[Input, ...], ...] = ()
+    tokenizer: Path | None = None
+    field: str = "text"
+    held_out: float = HELD_OUT
+    deduplicate: bool = False
+    skip_broken: bool = False
+    shard_tokens: int = SHARD_TOKENS
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done before any text is read."""
+        checked(self.domains)
+        if self.shard_tokens < 1:
+            raise ValueError(f"shard_tokens is {self.shard_tokens}; a shard must hold at least one token")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers is {self.workers}; at least one is needed")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; a fraction between 0 and 1 is allowed")
+        if self.tokenizer is None:
+            checked_size(self.vocabulary)
+        else:
+            existing(self.tokenizer)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the domains."""
+        return tuple(domain.name for domain in self.domains)
+
+    @property
+    def limit(self) -> int:
+        """The hashes below it are held out: none where held-out text is given."""
+        return 0 if any(self.valid) else int(self.held_out * 2**64)
+
+    @property
+    def threads(self) -> int:
+        """How many documents are encoded at a time: by default one on each core that this process may use."""
+        return self.workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all inputs."""
+        return sum(one.size for inputs in self.inputs for one in inputs)
+
+    def chunks(self, start: Position) -> Iterator[Chunk]:
+        """The documents from `start` on, read by another thread."""
+        read = chunks(self.inputs, start=start, deduplicate=self.deduplicate, skip_broken=self.skip_broken)
+        return ahead(read, READ_AHEAD)
+
+    def given_held_out(self) -> Iterator[Chunk]:
+        """The documents of the held-out text that was given."""
+        return chunks(self.valid, deduplicate=False, skip_broken=self.skip_broken)
+
+    def facts(self) -> dict[str, Any]:
+        """All that decides about the result, as JSON."""
+        return {
+            "format": FORMAT,
+            "vocabulary": self.vocabulary if self.tokenizer is None else None,
+            "tokenizer": None if self.tokenizer is None else sha256_of(self.tokenizer),
+            "field": self.field,
+            "held_out": self.held_out,
+            "deduplicate": self.deduplicate,
+            "skip_broken": self.skip_broken,
+            "shard_tokens": self.shard_tokens,
+            "domains": [domain.request(inputs) for domain, inputs in zip(self.domains, self.inputs, strict=True)],
+        }
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The first way in which two requests differ; empty when they do not."""
+    for key in new:
+        if key != "domains" and old.get(key) != new[key]:
+            return f"{key} was {old.get(key)}, is {new[key]}"
+    before, after = old.get("domains", []), new["domains"]
+    if [one["name"] for one in before] != [one["name"] for one in after]:
+        return f"the domains were {_names(before)}, are {_names(after)}"
+    for was, now in zip(before, after, strict=True):
+        for key in ("weight", "paths", "valid"):
+            if was[key] != now[key]:
+                return f"domain {now['name']}: {key} was {was[key]}, is {now[key]}"
+        if was != now:
+            return (
+                f"domain {now['name']}: its files have changed "
+                f"({was['files']} of {was['bytes']} bytes before, {now['files']} of {now['bytes']} bytes now)"
+            )
+    return ""
+
+
+def _names(domains: list[dict[str, Any]]) -> str:
+    return ", ".join(one["name"] for one in domains) or "none"

@@ -1,0 +1,207 @@
+"""A run's trained model as a folder that `transformers` loads without this project.
+
+model.safetensors, config.json            the stock model
+tokenizer.json, tokenizer_config.json     the stock tokenizer
+README.md                                 the model card
+
+The folder is written under another name beside its place and then renamed, so an export that is there is whole.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import yaml
+
+from raptr.data.tokenizer import load, vocabulary_of
+from raptr.methods import Method
+from raptr.models.bert import Bert, BertConfig
+from raptr.models.export import save, stock_tokenizer, to_transformers
+from raptr.subnetworks import Subnetwork
+from raptr.train import checkpoint
+from raptr.train.checkpoint import Checkpoint
+from raptr.train.config import Config
+from raptr.train.run import RunFolder
+
+
+def export(
+    run: Path,
+    out: Path | None = None,
+    *,
+    layers: int | None = None,
+    step: int | None = None,
+) -> Path:
+    """Write the model of a run, by default that of its newest checkpoint, and return the folder.
+
+    `layers` exports a part of that many layers (see `spread`) instead of the model that evaluation judges;
+    `step` takes that checkpoint. Each choice of `layers` and `step` has its own folder in the run, unless `out` names
+    another.
+    """
+    config = _config(run)
+    found = _checkpoint(RunFolder(run).checkpoints, step)
+    tokenizer = RunFolder(run).tokenizer
+    built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
+    method = config.make_method(built)
+    # Checkpoint N is the state before step N, and before the model grows for it.
+    dimensions = built.resized(method.shape(max(found.step - 1, 0)))
+    part = judged(method, found.step) if layers is None else spread(layers, dimensions.layers)
+    model = Bert(dimensions, config.train.seed)
+    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    names = ["export", f"{layers}-layers" if layers else "", "" if step is None else f"step-{step}"]
+    place = out or run / "-".join(filter(None, names))
+    text = card(run.resolve().name, config, dimensions, found, part, measured=layers is None)
+    return export_trained(model, part, tokenizer, place, text)
+
+
+def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
+    """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out is {str(out)!r}, a file; a new folder, an empty one or an earlier export is allowed")
+    exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
+    tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
+    partial, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
+    _recover(out, partial, replaced)
+    partial.mkdir(parents=True)
+    try:
+        save(exported, tokenizer, partial)
+        (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        _replace(out, partial, replaced)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return out
+
+
+def judged(method: Method, step: int) -> Subnetwork:
+    """The model that evaluation judges after `step` steps, or a sentence where no stock model can hold it."""
+    subnetwork = method.evaluated(step)
+    scales = sorted({scale for scale in subnetwork.scales if scale not in (0, 1)})
+    if subnetwork.scaled == "layer" and scales:
+        raise ValueError(
+            f"after {step:,} of {method.steps:,} steps method {method.name} multiplies whole layers by "
+            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which no stock model can; allowed: a step at which "
+            f"all are 1, a run with method.scaled=branches, or layers from 1 to {subnetwork.layers} (unscaled)"
+        )
+    return subnetwork
+
+
+def spread(count: int, layers: int) -> Subnetwork:
+    """A part of `count` layers, unscaled: the first, the last, and others evenly between.
+
+    The first and the last run in every step of training by default and carry most; between them neighbours are
+    alike, so even gaps lose least. There is no draw: the same count is the same part in every run, and a count
+    of 1 is the first layer. Unscaled, because scales of whole layers do not fit into a stock model.
+    """
+    if not 1 <= count <= layers:
+        raise ValueError(f"layers is {count}; 1 to {layers} are allowed")
+    gaps = max(count - 1, 1)
+    kept = {(2 * i * (layers - 1) + gaps) // (2 * gaps) for i in range(count)}
+    return Subnetwork(tuple(float(layer in kept) for layer in range(layers)))
+
+
+def card(
+    name: str, config: Config, dimensions: BertConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
+) -> str:
+    """The model card: what the model is, how it was trained, what it reached, how to load it."""
+    settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
+    loss = found.state["eval_loss"]
+    reached = "not measured" if loss is None else f"{loss:.4f} nats a masked token, the last measured by this step"
+    of = "" if measured else " (that of the full model: this part was not measured)"
+    kept = ", ".join(str(layer + 1) for layer in part.kept)
+    depth = f"{part.size} layers" if part.size == part.layers else f"{part.size} of {part.layers} layers ({kept})"
+    rows = {
+        "layers": depth,
+        "width": f"{dimensions.width}, {dimensions.heads} heads, MLP of {dimensions.mlp}",
+        "vocabulary": f"{dimensions.vocabulary:,} tokens",
+        "longest sequence": f"{dimensions.positions} tokens",
+        "text": config.data.source,
+        "method": f"{config.method['name']} ({', '.join(f'{key} {value}' for key, value in settings.items())})",
+        "steps": f"{found.step:,} of {config.train.steps:,}, {config.train.batch} sequences each",
+        "compute": f"{found.state['flops']:.3g} FLOPs, {found.state['flops_layers']:.3g} of them in the layers",
+        "held-out loss": reached + of,
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"""---
+library_name: transformers
+pipeline_tag: fill-mask
+tags: [raptr, bert]
+---
+
+# {name}
+
+A BERT (pre-LN encoder with a masked-language-model head), trained by raptr to fill in masked tokens.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+folder = "path/to/this/folder"
+model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]")
+```
+"""
+
+
+def _config(run: Path) -> Config:
+    file = RunFolder(run).config
+    if not file.is_file():
+        raise ValueError(f"run is {str(run)!r}, which holds no run (no {file.name}); the folder of a run is allowed")
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return Config.read(given if isinstance(given, dict) else {})
+
+
+def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
+    """The newest whole checkpoint, or the one of a step."""
+    there = checkpoint.steps(folder)
+    if not there:
+        raise ValueError(f"{folder} has no checkpoint; train the run first")
+    if step is None:
+        newest = checkpoint.load_latest(folder)
+        assert newest is not None
+        return newest
+    return checkpoint.load(folder, step)
+
+
+def _recover(out: Path, partial: Path, replaced: Path) -> None:
+    """Remove what an interrupted export left, and give an export that was being replaced its name back."""
+    if partial.exists():
+        shutil.rmtree(partial)
+    if replaced.exists():
+        if out.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.rename(replaced, out)
+
+
+def _replace(out: Path, partial: Path, replaced: Path) -> None:
+    """Give the new export its name; a folder with anything but an export in it is left alone."""
+    if not out.exists():
+        os.rename(partial, out)
+        return
+    if strange := sorted({path.name for path in out.iterdir()} - {path.name for path in partial.iterdir()}):
+        raise ValueError(
+            f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}); "
+            "a new folder, an empty one or an earlier export is allowed"
+        )
+    os.rename(out, replaced)
+    try:
+        os.rename(partial, out)
+    except BaseException:
+        os.rename(replaced, out)
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,78 @@
+"""What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
+
+import fcntl
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+import torch
+from torch import Tensor
+
+LOCK = ".lock"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Diverged(ArithmeticError):
+    """The loss or the gradient was not finite."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; a second one is refused. The system lets go when the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
+            ) from None
+        yield
+
+
+@final
+class StopRequest:
+    """Whether SIGTERM or Ctrl-C has asked the run to save and leave; a second one leaves at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals over for a while, and give them back."""
+        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@final
+class FiniteCheck:
+    """Remembers on the device the first step whose loss or gradient was not finite, without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._first = torch.full((), -1, device=device)
+
+    def watch(self, step: int, *values: Tensor) -> None:
+        """Look at the numbers of a step."""
+        finite = torch.stack([value.isfinite() for value in values]).all()
+        self._first = torch.where((self._first < 0) & ~finite, step, self._first)
+
+    def check(self) -> None:
+        """Stop if any number so far was not finite; waits for the device."""
+        first = int(self._first)
+        if first >= 0:
+            raise Diverged(
+                f"the loss or the gradient of step {first} is not finite; the run is stopped, and its last checkpoint "
+                "is from before that step (a lower optimizer.peak or a longer optimizer.warmup may help)"
+            )

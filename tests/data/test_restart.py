@@ -1,0 +1,175 @@
+"""A preparation that was stopped goes on and ends with the same bytes; another request does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from raptr.data import DomainSource, Progress, prepare_corpus
+
+KILLING = Path(__file__).with_name("killing.py")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for domain, count in (("wiki", 40), ("web", 25)):
+        (tmp_path / "corpus" / domain).mkdir(parents=True)
+        for part in range(2):
+            texts = [f"In {domain}, text {i} says {i * part}. " * (1 + i % 5) for i in range(count)]
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+            (tmp_path / "corpus" / domain / f"{part}.jsonl").write_text(lines, encoding="utf-8")
+    return tmp_path / "corpus"
+
+
+def domains(corpus: Path) -> list[DomainSource]:
+    return [DomainSource(name, (str(corpus / name),)) for name in ("wiki", "web")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+# (1, 1) are all moments, and take a minute.
+@pytest.mark.parametrize("settings", [("1", "5"), ("3", "5", "deduplicate")])
+def test_killed_at_many_moments(corpus: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    (tmp_path / "work").mkdir()
+    command = [sys.executable, str(KILLING), str(corpus), str(tmp_path / "work"), *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    kills, starts, files = map(int, ended.stdout.split())
+    assert kills > 20
+    assert starts > 2
+    assert files > 12
+
+
+class Stopped(BaseException):
+    """Stands for Ctrl-C."""
+
+
+def stop(corpus: Path, out: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare, and stop after some chunks were encoded and entered in the journal."""
+    calls = 0
+
+    def progress(how_far: Progress) -> None:
+        nonlocal calls
+        calls += how_far.stage == "encoding"
+        if calls == at:
+            raise Stopped
+
+    monkeypatch.setattr("raptr.data.encoding.JOURNAL_EVERY", 0.0)
+    monkeypatch.setattr("raptr.data.stream.CHUNK", 300)
+    with pytest.raises(Stopped):
+        prepare_corpus(domains(corpus), out, vocabulary=300, progress=progress)
+    assert not out.exists()
+
+
+def test_it_says_that_it_goes_on_and_encodes_only_the_rest(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, said, calls = tmp_path / "out", list[str](), list[Progress]()
+    stop(corpus, out, 12, monkeypatch)
+    prepare_corpus(domains(corpus), out, vocabulary=300, progress=calls.append, say=said.append)
+    assert said == [f"{out}.partial: going on where it stopped"]
+    assert {call.stage for call in calls} == {"encoding"}
+    assert calls[0].documents > 20
+    assert calls[-1].documents == 130
+    whole = prepare_corpus(domains(corpus), tmp_path / "whole", vocabulary=300)
+    assert contents(out) == contents(whole.path)
+
+
+def test_a_changed_request_starts_over_and_says_why(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, said = tmp_path / "out", list[str]()
+    stop(corpus, out, 12, monkeypatch)
+    prepare_corpus(domains(corpus), out, vocabulary=290, say=said.append)
+    assert said == [f"{out}.partial: starting over: vocabulary was 300, is 290"]
+    whole = prepare_corpus(domains(corpus), tmp_path / "whole", vocabulary=290)
+    assert contents(out) == contents(whole.path)
+
+
+def test_changed_files_or_versions_start_over(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, said = tmp_path / "out", list[str]()
+    stop(corpus, out, 5, monkeypatch)
+    with (corpus / "web" / "1.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": "one more"}\n')
+    stop(corpus, out, 5, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizers, "__version__", "0.0.1")
+        with pytest.raises(Stopped):
+            prepare_corpus(domains(corpus), out, vocabulary=300, say=said.append, progress=_stop)
+    assert said[0].startswith(f"{out}.partial: starting over: tokenizers was ")
+    prepare_corpus(domains(corpus), out, vocabulary=300, say=said.append)
+    assert len(said) == 1
+    with (corpus / "web" / "1.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"text": "and another"}\n')
+    with pytest.raises(ValueError, match=r"from another request: domain web: its files have changed \(2 of \d+ bytes"):
+        prepare_corpus(domains(corpus), out, vocabulary=300)
+
+
+def _stop(_: Progress) -> None:
+    raise Stopped
+
+
+def test_an_unreadable_journal_starts_over(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, said = tmp_path / "out", list[str]()
+    stop(corpus, out, 8, monkeypatch)
+    (tmp_path / "out.partial" / "journal.json").write_text("{", encoding="utf-8")
+    prepare_corpus(domains(corpus), out, vocabulary=300, say=said.append)
+    assert "starting over: it was stopped before" in said[0]
+    assert contents(out) == contents(prepare_corpus(domains(corpus), tmp_path / "whole", vocabulary=300).path)
+
+
+def test_what_is_prepared_is_reused(corpus: Path, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", list[str]()
+    out.mkdir()  # an empty folder is no obstacle
+    store = prepare_corpus(domains(corpus), out, vocabulary=300)
+    before = contents(out)
+    again = prepare_corpus(domains(corpus), out, vocabulary=300, workers=1, say=said.append, progress=_stop)
+    assert again.fingerprint == store.fingerprint
+    assert said == [f"{out}: already prepared"]
+    assert contents(out) == before
+
+
+def test_what_another_request_prepared_is_refused(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare_corpus(domains(corpus), out, vocabulary=300)
+    both = domains(corpus)
+    weighted = [DomainSource(one.name, one.paths, 2.0) for one in both]
+    for given, settings, message in (
+        (both, {"held_out": 0.1}, "held_out was 0.02, is 0.1"),
+        (both, {"field": "body"}, "field was text, is body"),
+        (both[:1], {}, "the domains were wiki, web, are wiki"),
+        (weighted, {}, "domain wiki: weight was None, is 2.0"),
+    ):
+        with pytest.raises(ValueError, match=f"out is there already, from another request: {message}; give another"):
+            prepare_corpus(given, out, vocabulary=300, **settings)
+
+
+def test_strange_folders_are_left_alone(corpus: Path, tmp_path: Path) -> None:
+    for name, place in (("out", "out"), ("other", "other.partial")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "thesis.tex").write_text("mine", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"data.json: expected a folder of prep|thesis.tex, which is no part"):
+            prepare_corpus(domains(corpus), tmp_path / name, vocabulary=300)
+        assert (tmp_path / place / "thesis.tex").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no flock")
+def test_two_at_once_do_not_write_the_same_folder(corpus: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def meanwhile(_: Progress) -> None:
+        if not refused:
+            with pytest.raises(ValueError, match="is being written by another process") as error:
+                prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=300)
+            refused.append(str(error.value))
+
+    prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=300, progress=meanwhile).verify()
+    assert refused

@@ -1,0 +1,212 @@
+"""From a run folder to an export: which checkpoint, which layers, which folder, and what is refused."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from raptr.data import Document, TokenStore, prepare
+from raptr.data.tokenizer import SPECIALS
+from raptr.models.bert import Bert
+from raptr.subnetworks import Subnetwork
+from raptr.train import checkpoint
+from raptr.train.config import Config
+from raptr.train.exporting import export, export_trained, judged, spread
+from raptr.train.loop import pretrain
+
+QUIET = Console(quiet=True)
+STEPS, LAYERS, LENGTH = 8, 6, 16
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
+    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
+    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
+    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
+
+
+def settings(store: TokenStore, method: dict[str, Any] | None = None) -> Config:
+    return Config.read(
+        {
+            "model": {"size": "tiny", "layers": LAYERS, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
+            "method": method or {"name": "raptr"},
+            "data": {"source": str(store.path), "length": LENGTH, "vocabulary": 600},
+            "optimizer": {"peak": 0.01, "warmup": 3},
+            "train": {"steps": STEPS, "batch": 4, "eval_samples": 8, "checkpoint_every": 4, "device": "cpu"},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "hamlet"
+    pretrain(settings(store), run, console=QUIET)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the trained run, to be written to."""
+    return shutil.copytree(trained, tmp_path / "hamlet")
+
+
+def our_model(run: Path, store: TokenStore, step: int) -> Bert:
+    """The model of a checkpoint, filled tensor by tensor from its safetensors."""
+    stored: dict[str, Tensor] = {}
+    for file in (run / "checkpoints" / f"step-{step}").glob("*.safetensors"):
+        stored |= load_file(file)
+    model = Bert(settings(store).model.build(store.vocabulary.size, LENGTH)).eval()
+    model.load_state_dict({name: stored[f"model.{name}"] for name, _ in model.named_parameters()})
+    return model
+
+
+@torch.no_grad()
+def assert_same_model(folder: Path, model: Bert, subnetwork: Subnetwork) -> None:
+    auto: Any = AutoModelForMaskedLM
+    stock = auto.from_pretrained(folder, local_files_only=True)
+    tokens = torch.arange(len(SPECIALS), len(SPECIALS) + LENGTH).repeat(2, 1)
+    theirs = stock.roberta_prelayernorm(input_ids=tokens).last_hidden_state
+    assert stock.config.num_hidden_layers == subnetwork.size
+    torch.testing.assert_close(theirs, model.hidden(tokens, subnetwork), atol=1e-5, rtol=0)
+
+
+def test_export_of_the_newest_checkpoint(run: Path, store: TokenStore) -> None:
+    folder = export(run)
+    assert folder == run / "export"
+    assert_same_model(folder, our_model(run, store, STEPS), Subnetwork.full(LAYERS))
+    auto: Any = AutoTokenizer
+    text = "tos being or noted"
+    assert auto.from_pretrained(folder, local_files_only=True)(text).input_ids == store.tokenizer().encode(text).ids
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert not [path for path in run.iterdir() if path.name.startswith(".export")]
+
+
+def test_export_of_an_earlier_step_and_of_a_part(run: Path, store: TokenStore) -> None:
+    assert export(run, step=4) == run / "export-step-4"
+    assert_same_model(run / "export-step-4", our_model(run, store, 4), Subnetwork.full(LAYERS))
+    assert export(run, layers=3) == run / "export-3-layers"
+    part = Subnetwork((1.0, 0.0, 0.0, 1.0, 0.0, 1.0))
+    assert_same_model(run / "export-3-layers", our_model(run, store, STEPS), part)
+
+
+def test_card_has_the_numbers_of_the_run(run: Path) -> None:
+    found = checkpoint.load_latest(run / "checkpoints")
+    assert found is not None
+    text = (export(run) / "README.md").read_text()
+    assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
+    for line in (
+        "# hamlet",
+        "| layers | 6 layers |",
+        "| steps | 8 of 8, 4 sequences each |",
+        "| method | raptr (sched",
+    ):
+        assert f"\n{line}" in text
+    assert f"| held-out loss | {found.state['eval_loss']:.4f} nats" in text
+    part = (export(run, layers=2) / "README.md").read_text()
+    assert "\n| layers | 2 of 6 layers (1, 6) |" in part
+    assert "this part was not measured" in part
+    assert "this part was not measured" not in text
+
+
+def test_the_code_of_the_card_runs(run: Path) -> None:
+    folder = export(run)
+    code = (folder / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    exec(code.replace("path/to/this/folder", str(folder)), {})
+
+
+def test_an_earlier_export_is_replaced(run: Path, store: TokenStore) -> None:
+    place = run / "there" / "model"
+    assert export(run, place, step=4) == place
+    export(run, place)
+    assert_same_model(place, our_model(run, store, STEPS), Subnetwork.full(LAYERS))
+    assert [path.name for path in place.parent.iterdir()] == ["model"]
+
+
+def test_other_things_are_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.md").write_text("one")
+    with pytest.raises(ValueError, match=r"other things in it \(chapter.md\); a new folder"):
+        export(run, tmp_path / "thesis")
+    with pytest.raises(ValueError, match="a file; a new folder"):
+        export(run, run / "config.yaml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hamlet", "thesis"]
+    assert (tmp_path / "thesis" / "chapter.md").read_text() == "one"
+
+
+def test_an_interrupted_export_leaves_the_earlier_one(
+    run: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = export(run, step=4, out=run / "export")
+    rename = os.rename
+
+    def fail(source: Path, target: Path) -> None:
+        if Path(source).name.endswith(".partial"):
+            raise OSError("the disk is gone")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raptr.train.exporting.os.rename", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            export(run)
+    assert_same_model(place, our_model(run, store, 4), Subnetwork.full(LAYERS))
+    # as a kill between the two renames would leave it
+    os.rename(place, run / ".export.replaced")
+    (run / ".export.partial").mkdir()
+    export(run)
+    assert_same_model(place, our_model(run, store, STEPS), Subnetwork.full(LAYERS))
+    assert not [path for path in run.iterdir() if path.name.startswith(".export")]
+
+
+def test_spread_takes_the_first_the_last_and_even_gaps() -> None:
+    kept = {count: spread(count, 12).kept for count in range(1, 13)}
+    assert kept[1] == (0,)
+    assert kept[2] == (0, 11)
+    assert kept[3] == (0, 6, 11)
+    assert kept[8] == (0, 2, 3, 5, 6, 8, 9, 11)
+    assert [len(layers) for layers in kept.values()] == list(range(1, 13))
+    assert spread(12, 12) == Subnetwork.full(12)
+
+
+def test_scales_that_no_stock_model_has(store: TokenStore) -> None:
+    config = settings(store, {"name": "raptr", "scaling": "none", "schedule": "3-6"})
+    method = config.make_method(config.model.build(600, LENGTH))
+    assert judged(method, STEPS) == Subnetwork.full(LAYERS)
+    with pytest.raises(ValueError, match=r"after 2 of 8 steps method raptr multiplies whole layers by 0\.25, which"):
+        judged(method, 2)
+    config = settings(store, {"name": "raptr", "scaling": "none", "scaled": "branches", "schedule": "3-6"})
+    assert judged(config.make_method(config.model.build(600, LENGTH)), 2).scales[1] == 0.25
+
+
+def test_refusals(run: Path, store: TokenStore, tmp_path: Path) -> None:
+    for count in (0, LAYERS + 1):
+        with pytest.raises(ValueError, match=f"layers is {count}; 1 to 6 are allowed"):
+            export(run, layers=count)
+    with pytest.raises(ValueError, match="step is 5; allowed, since they have a checkpoint: 4, 8"):
+        export(run, step=5)
+    with pytest.raises(ValueError, match=r"which holds no run \(no config.yaml\)"):
+        export(tmp_path / "nothing")
+    (run / "checkpoints" / "step-4" / checkpoint.STATE).write_text("{}")
+    with pytest.raises(ValueError, match=r"step-4 is damaged: state.json has 2 bytes"):
+        export(run, step=4)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match="has no checkpoint; train the run first"):
+        export(run)
+    assert not [path for path in run.iterdir() if "export" in path.name]
+
+
+def test_export_of_a_model_in_memory(store: TokenStore, tmp_path: Path) -> None:
+    model = Bert(settings(store).model.build(store.vocabulary.size, LENGTH), seed=5).eval()
+    part = Subnetwork((0.5, 0.0, 1.0, 0.0, 0.0, 2.0), scaled="branches")
+    folder = export_trained(model, part, store.path / "tokenizer.json", tmp_path / "deep" / "out", "a card\n")
+    assert_same_model(folder, model, part)
+    assert (folder / "README.md").read_text() == "a card\n"
