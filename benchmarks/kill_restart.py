@@ -4,8 +4,8 @@
 
 Each kill comes either after a random time or at the n-th call of a system function that a checkpoint's writing, its
 pruning or the preparation's journal uses (fsync, rename, rmtree, unlink), so that the delicate moments are met for
-sure. After the last kill the program runs to its end. Compared are the prepared folder, byte for byte, and all
-weights, moments and step counts. The result goes to benchmarks/results/kill_restart.json.
+sure. Whenever the program reaches its end, what it made is compared: the prepared folder, byte for byte, and all
+weights, moments and step counts; then another round begins. The result goes to benchmarks/results/kill_restart.json.
 """
 
 import argparse
@@ -36,9 +36,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         corpus = _corpus(root / "text", draw)
-        calm, fire = root / "calm", root / "fire"
-        for folder in (calm, fire):
-            folder.mkdir()
+        calm = root / "calm"
+        calm.mkdir()
         prepare = ["prepare", "--data", str(corpus), "--vocabulary", "1024", "--out"]
         started = time.monotonic()
         _run([*prepare, str(calm / "data")])
@@ -47,30 +46,37 @@ def main() -> None:
         _run(["pretrain", "--run", str(calm / "run"), "--data", str(calm / "data"), *TRAIN])
         train_seconds = time.monotonic() - started
 
-        kills = []
-        for number in range(arguments.kills):
-            preparing = number < arguments.kills // 4
-            command = (
-                [*prepare, str(fire / "data")]
-                if preparing
-                else ["pretrain", "--run", str(fire / "run"), "--data", str(fire / "data"), *TRAIN]
+        kills: list[str] = []
+        rounds: list[dict[str, bool]] = []
+        while len(kills) < arguments.kills:
+            fire = root / f"fire-{len(rounds)}"
+            fire.mkdir()
+            run = ["pretrain", "--run", str(fire / "run"), "--data", str(fire / "data"), *TRAIN]
+            for command, seconds in (([*prepare, str(fire / "data")], prepare_seconds), (run, train_seconds)):
+                while len(kills) < arguments.kills:
+                    ended, how = _kill(command, draw, seconds)
+                    if ended == 0:  # done before the kill came
+                        break
+                    assert ended == -signal.SIGKILL, how
+                    kills.append(how)
+                    print(f"kill {len(kills)}, round {len(rounds) + 1}: {how}", flush=True)
+                _run(command)
+            rounds.append(
+                {
+                    "prepared_bytes_equal": _contents(calm / "data") == _contents(fire / "data"),
+                    "tensors_equal": _tensors_equal(calm / "run", fire / "run"),
+                }
             )
-            if not preparing and number == arguments.kills // 4:
-                _run([*prepare, str(fire / "data")])
-            kills.append(_kill(command, draw, prepare_seconds if preparing else train_seconds))
-            print(f"kill {number + 1}: {kills[-1]}", flush=True)
-        _run(["pretrain", "--run", str(fire / "run"), "--data", str(fire / "data"), *TRAIN])
+            print(f"round {len(rounds)}: {rounds[-1]}", flush=True)
         result = {
             "command": f"python benchmarks/kill_restart.py --kills {arguments.kills} --seed {arguments.seed}",
-            "environment": json.loads((fire / "run" / "environment.json").read_text()),
+            "environment": json.loads((calm / "run" / "environment.json").read_text()),
             "kills": kills,
-            "prepared_bytes_equal": _contents(calm / "data") == _contents(fire / "data"),
-            "tensors_equal": _tensors_equal(calm / "run", fire / "run"),
+            "rounds": rounds,
         }
     out = Path(__file__).parent / "results" / "kill_restart.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"prepared bytes equal: {result['prepared_bytes_equal']}, tensors equal: {result['tensors_equal']}")
-    if not (result["prepared_bytes_equal"] and result["tensors_equal"]):
+    if not all(equal for entry in rounds for equal in entry.values()):
         sys.exit(1)
 
 
@@ -78,7 +84,7 @@ def _run(command: list[str]) -> None:
     subprocess.run([sys.executable, __file__, "child", *command], check=True, capture_output=True)
 
 
-def _kill(command: list[str], draw: random.Random, seconds: float) -> str:
+def _kill(command: list[str], draw: random.Random, seconds: float) -> tuple[int, str]:
     """Start the command and end it by SIGKILL, at a random time or at a call of a system function."""
     if draw.random() < 0.4:
         delay = draw.uniform(0.3, 1.0) * seconds
@@ -87,12 +93,12 @@ def _kill(command: list[str], draw: random.Random, seconds: float) -> str:
             process.wait(delay)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
-        return f"{command[0]} after {delay:.1f} s (exit {process.wait()})"
+        return process.wait(), f"{command[0]} after {delay:.1f} s"
     call, count = draw.choice(CALLS), draw.randint(1, 12)
     environment = {**os.environ, "KILL_AT": f"{call}:{count}"}
     child = [sys.executable, __file__, "child", *command]
     ended = subprocess.run(child, env=environment, capture_output=True, check=False)
-    return f"{command[0]} at {call} number {count} (exit {ended.returncode})"
+    return ended.returncode, f"{command[0]} at {call} number {count}"
 
 
 def _child(command: list[str]) -> None:

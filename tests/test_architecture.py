@@ -13,14 +13,16 @@ SOURCE = ROOT / "src" / "raptr"
 # each room may import from these (and from itself); the plain modules at the top belong to no room
 ALLOWED: dict[str, set[str]] = {
     "hashing": set(),
+    "settings": set(),
     "subnetworks": {"hashing"},
     "data": {"hashing"},
     "models": {"hashing", "subnetworks", "data"},
-    "methods": {"subnetworks"},
-    "train": {"hashing", "subnetworks", "data", "models", "methods"},
+    "methods": {"settings", "subnetworks"},
+    "train": {"hashing", "settings", "subnetworks", "data", "models", "methods"},
     "report": set(),
     "recipes": set(),
-    "cli": {"data", "methods", "models", "recipes", "report", "train"},
+    "studies": {"hashing", "subnetworks", "data", "models", "methods", "train", "report"},
+    "cli": {"data", "methods", "models", "recipes", "report", "settings", "studies", "train"},
     "__main__": {"cli"},
     "__init__": {"subnetworks", "models", "methods", "train"},
 }

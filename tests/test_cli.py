@@ -32,7 +32,7 @@ def test_from_command_to_report(
     assert call(monkeypatch, "pretrain", *common) == 0
     said = capsys.readouterr().err
     assert "going on from step 5 of 8" in said
-    assert "runs/demo-raptr/checkpoints/step-8" in said
+    assert "runs/demo-raptr/export" in said
     assert (tmp_path / "runs/demo-raptr/report/losses.png").exists()
     assert call(monkeypatch, "pretrain", *common, "--method", "full", "--run", "runs/full") == 0
     assert call(monkeypatch, "report", "runs/demo-raptr", "runs/full", "--out", "both") == 0
@@ -95,7 +95,7 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--set", "train.steps=1.5"], "train.steps is 1.5; a whole number is allowed"),
         (["pretrain", "--set", "optimizer.idle=nap"], "optimizer.idle is 'nap'; zero or skip is allowed"),
         (["pretrain", "--set", "peak"], "--set is 'peak'; SECTION.KEY=VALUE is allowed"),
-        (["pretrain", "--set", "method.fixed=9"], "fixed is 9; a list of layers"),
+        (["pretrain", "--set", "method.fixed=9"], "fixed is 9; a list with each entry a whole number or a list"),
         (["pretrain", "--schedule", "3-9"], "size 9 is out of range; 1 to 6 layers are allowed"),
         (["pretrain", "--schedule", "three"], "schedule is 'three'; sizes joined by hyphens are allowed"),
         (["pretrain", "--schedule", "3-4"], "schedule ends with 4 layers"),

@@ -9,7 +9,7 @@ import pytest
 from raptr.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PROGRAMS = [p for p in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "from raptr" in p]
 
 
 def test_the_llama_loop_learns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,11 @@ from raptr.data.domains import parse_domain, with_valid
 from raptr.data.preparation import VOCABULARY, prepare_corpus
 from raptr.data.request import HELD_OUT
 from raptr.methods import METHODS
-from raptr.methods.registry import nearest
 from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
+from raptr.settings import nearest
+from raptr.studies import STUDIES, conduct, study_stability
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.plan import plan as make_plan
@@ -36,6 +37,7 @@ app = typer.Typer(
     help="Progressive subnetwork training: pretrain Transformers with less compute.",
 )
 
+STABILITY = "stability"
 ScheduleOption = Annotated[
     str | None, typer.Option(help="Sizes of the stages in layers, such as 6-8-10-12. [default: recommended]")
 ]
@@ -219,6 +221,30 @@ def export(
 
 
 @app.command()
+def study(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join([*STUDIES, STABILITY])}.")],
+    run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
+    small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
+) -> None:
+    """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. Stopped, it goes on where it was."""
+    console = Console(stderr=True)
+    names = [*STUDIES, STABILITY]
+    if name not in names:
+        raise ValueError(f"study is {name!r}; {nearest(name, names)}allowed: {', '.join(names)}")
+    if (run is None) == (name == STABILITY):
+        raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
+    if run is not None:
+        folder = study_stability(run, out, device=device, console=console)
+    else:
+        folder = conduct(STUDIES[name], out, seeds=seeds, small=small, device=device, console=console)
+    console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
+    console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Where to write the plot and the tables.")] = Path("runs/report"),
@@ -291,7 +317,7 @@ def main() -> None:
     """Run the command line; what a user got wrong is said in one sentence."""
     warnings.showwarning = _show_warning
     try:
-        app()
+        app(prog_name="raptr")
     except ValueError as error:
         message, code = str(error), 2
     except OSError as error:

@@ -6,7 +6,6 @@ from raptr.data.domains import DomainSource, parse_domain
 from raptr.data.encoding import Progress
 from raptr.data.masking import mask, masked_count
 from raptr.data.order import permuted
-from raptr.data.prefetch import Prefetch
 from raptr.data.preparation import prepare, prepare_builtin, prepare_corpus
 from raptr.data.source import EvalData, TrainData
 from raptr.data.store import Domain, Part, TokenStore, open_store
@@ -19,7 +18,6 @@ __all__ = [
     "DomainSource",
     "EvalData",
     "Part",
-    "Prefetch",
     "Progress",
     "TokenStore",
     "TrainData",

@@ -24,10 +24,4 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in self))  # type: ignore[arg-type]
-
-    def pinned(self, pin: bool) -> "Batch":
-        """The same batch in memory that a GPU can read while the program goes on, where asked for."""
-        if not pin:
-            return self
-        return Batch(*(None if tensor is None else tensor.pin_memory() for tensor in self))  # type: ignore[arg-type]
+        return Batch(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]

@@ -106,9 +106,3 @@ def check_unit(name: str, value: float, *, zero: bool = True) -> None:
     fine = isinstance(value, int | float) and not isinstance(value, bool) and (0 if zero else 1e-9) <= value <= 1
     if not fine:
         raise ValueError(f"{name} is {value!r}; a number {'from 0' if zero else 'above 0'} to 1 is allowed")
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a setting that is not one of the named choices."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")

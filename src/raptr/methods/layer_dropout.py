@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, final
 
-from raptr.methods.contract import Method, Phase, check_choice, check_unit
-from raptr.methods.stochastic_depth import PROFILES, Profile
+from raptr.methods.contract import Method, Phase, check_unit
+from raptr.methods.stochastic_depth import Profile
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
 from raptr.subnetworks.scaling import inverse
@@ -35,8 +35,6 @@ class LayerDropout(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("profile", self.profile, PROFILES)
-        check_choice("scaled", self.scaled, ("layer", "branches"))
         check_unit("recovery", self.recovery)
         if self.recovery_start == self.steps:
             raise ValueError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, final
 
-from raptr.methods.contract import Method, Phase, check_choice, check_unit
+from raptr.methods.contract import Method, Phase, check_unit
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
 from raptr.subnetworks.scaling import inverse
@@ -36,7 +36,6 @@ class PLD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("scaled", self.scaled, ("layer", "branches"))
         if not (isinstance(self.gamma, int | float) and 0 < self.gamma < math.inf):
             raise ValueError(f"gamma is {self.gamma!r}; a number above 0 is allowed")
         if self.theta is not None:

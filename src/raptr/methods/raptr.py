@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
 
-from raptr.methods.contract import Method, Phase, check_choice
+from raptr.methods.contract import Method, Phase
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.subnetworks.sampling import (
     HEADS,
     PARTS,
-    SELECTIONS,
     Selection,
     check_groups,
     draw_layers,
     draw_units,
     keep_probabilities,
 )
-from raptr.subnetworks.scaling import SCALINGS, Scaling, scales
+from raptr.subnetworks.scaling import Scaling, scales
 from raptr.subnetworks.schedule import Fixed, Lengths, parse_sizes
 from raptr.subnetworks.value import Scaled
 
@@ -53,9 +52,6 @@ class RaPTr(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("selection", self.selection, SELECTIONS)
-        check_choice("scaling", self.scaling, SCALINGS)
-        check_choice("scaled", self.scaled, ("layer", "branches"))
         if self.width_exponent not in (0, 0.5, 1):
             raise ValueError(f"width_exponent is {self.width_exponent!r}; allowed: 0, 0.5, 1")
         if self.selection == "bernoulli" and self.groups != 1:

@@ -1,6 +1,5 @@
 """The one list of methods, and the one way to make one."""
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +9,7 @@ from raptr.methods.layer_dropout import LayerDropout
 from raptr.methods.pld import PLD
 from raptr.methods.raptr import RaPTr
 from raptr.methods.stochastic_depth import LayerDrop, StochasticDepth
+from raptr.settings import nearest, values
 from raptr.subnetworks import Schedule, Shape
 
 METHODS: dict[str, type[Method]] = {
@@ -47,10 +47,4 @@ def make_method(
                 f"method {name} has no setting {setting!r}; {nearest(setting, allowed)}"
                 f"allowed: {', '.join(allowed) or 'none'}"
             )
-    return method(target=shape, steps=steps, seed=seed, **settings)
-
-
-def nearest(word: object, allowed: Any) -> str:
-    """`did you mean 'x'? `, or nothing where no allowed word is near."""
-    close = difflib.get_close_matches(str(word), list(allowed), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    return method(target=shape, steps=steps, seed=seed, **values(method, settings))

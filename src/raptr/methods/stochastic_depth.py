@@ -11,14 +11,13 @@ the profile over depth and in evaluation:
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
-from raptr.methods.contract import Method, Phase, check_choice, check_unit
+from raptr.methods.contract import Method, Phase, check_unit
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
 from raptr.subnetworks.scaling import scales
 from raptr.subnetworks.value import Scaled
 
 Profile = Literal["linear", "constant"]
-PROFILES: tuple[Profile, ...] = ("linear", "constant")
 
 
 @final
@@ -36,8 +35,6 @@ class StochasticDepth(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_unit("keep", self.keep)
-        check_choice("profile", self.profile, PROFILES)
-        check_choice("scaled", self.scaled, ("layer", "branches"))
 
     @property
     def probabilities(self) -> tuple[float, ...]:

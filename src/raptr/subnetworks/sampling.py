@@ -14,7 +14,6 @@ from raptr.subnetworks.schedule import Stage
 from raptr.subnetworks.value import Kept
 
 Selection = Literal["exact", "bernoulli"]
-SELECTIONS: tuple[Selection, ...] = ("exact", "bernoulli")
 
 DEPTH, HEADS, PARTS = 0, 1, 2  # the axis is a counter of the hash, so that axes draw independently
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 Scaling = Literal["sqrt", "linear", "none"]
-SCALINGS: tuple[Scaling, ...] = ("sqrt", "linear", "none")
 
 
 def scales(scaling: Scaling, kept: Sequence[bool], probabilities: Sequence[float]) -> tuple[float, ...]:

@@ -8,10 +8,9 @@ import torch
 
 from raptr.data import masked_count
 from raptr.methods import Method, make_method
-from raptr.methods.registry import nearest
 from raptr.models.bert import SIZES, BertConfig
+from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
-from raptr.train.settings import read
 
 FREE = {"free": True}  # settings that change nothing in the result: a resume may change them
 

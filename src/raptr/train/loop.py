@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from raptr.data import EvalData, Prefetch, TokenStore, TrainData, open_store, prepare_builtin
+from raptr.data import EvalData, TokenStore, TrainData, open_store, prepare_builtin
 from raptr.data.store import TOKENIZER
 from raptr.hashing import bits
 from raptr.methods import Method
@@ -88,9 +88,7 @@ class Trainer:
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
         isolate = config.data.isolate_documents
-        data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
-        micros, pin = settings.accumulate, device.type == "cuda"
-        self.prefetch = Prefetch(lambda step, micro: data.batch(step, micro, micros).pinned(pin), micros)
+        self.data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
         self.held_out = EvalData(store, length, settings.eval_samples, isolate=isolate)
         self.model = Bert(self.dimensions, settings.seed).to(device)
         self.optimizer = make_optimizer(config.optimizer, self.model)
@@ -171,7 +169,7 @@ class Trainer:
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
-            batch = self.prefetch.get(self.step, micro).to(device)
+            batch = self.data.batch(self.step, micro, settings.accumulate).to(device)
             with settings.autocast(device):
                 share = self.model(batch, subnetwork) / settings.accumulate
             share.backward()

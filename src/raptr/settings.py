@@ -1,0 +1,76 @@
+"""Reading settings: values of the right kind, and sentences for the others.
+
+Unknown keys and values of the wrong kind are refused with the full name of the setting, what was given and what is
+allowed. The meaning of a value is checked by the dataclass it belongs to.
+"""
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def read(kind: type[T], given: object, section: str = "") -> T:
+    """Make the dataclass `kind` from a mapping; `section` prefixes the names in messages."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{section.rstrip('.')} is {given!r}; a mapping is allowed")
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{section}{key} is no setting; {nearest(key, known)}allowed: {', '.join(known)}")
+    for name, field in known.items():
+        if name not in given and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{section}{name} is missing; {_allowed(get_type_hints(kind)[name])} is needed")
+    return kind(**values(kind, given, section))
+
+
+def values(kind: type, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """The given values of a dataclass's fields, each of the kind its field wants."""
+    hints = get_type_hints(kind)
+    return {key: _value(hints[key], value, f"{section}{key}") for key, value in given.items()}
+
+
+def nearest(word: object, allowed: Iterable[str]) -> str:
+    """`did you mean 'x'? `, or nothing where no allowed word is near."""
+    close = difflib.get_close_matches(str(word), list(allowed), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for option in inner:
+            try:
+                return _value(option, value, name)
+            except ValueError:
+                continue
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(_value(inner[0], entry, name) for entry in value)
+    elif origin is Sequence and isinstance(value, list | tuple):
+        return [_value(inner[0], entry, name) for entry in value]
+    elif origin is Literal:
+        if isinstance(value, str) and value in inner:
+            return value
+    elif hint is float and type(value) is int and abs(value) < 2**63:
+        return float(value)
+    elif origin is Mapping and isinstance(value, Mapping):
+        return dict(value)
+    elif origin is None and type(value) is hint:
+        return value
+    raise ValueError(f"{name} is {value!r}; {_allowed(hint)} is allowed")
+
+
+def _allowed(hint: Any) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_allowed(option) for option in inner if option is not type(None)))
+    if origin in (tuple, Sequence):
+        return f"a list with each entry {_allowed(inner[0])}"
+    if origin is Literal:
+        return " or ".join(map(str, inner))
+    return KINDS.get(hint, "a mapping" if origin is Mapping else f"a {getattr(hint, '__name__', hint)}")

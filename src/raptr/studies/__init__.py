@@ -1,0 +1,11 @@
+"""The paper's tables and figures, one file each."""
+
+from raptr.studies.boolean import BOOLEAN
+from raptr.studies.contract import Study, conduct
+from raptr.studies.linear import LINEAR
+from raptr.studies.polynomial import POLYNOMIAL
+from raptr.studies.stability import study_stability
+
+STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, BOOLEAN, LINEAR)}
+
+__all__ = ["STUDIES", "Study", "conduct", "study_stability"]

@@ -1,0 +1,114 @@
+"""A study is a table or figure of the paper: run() writes numbers, plot() draws them.
+
+    OUT/NAME/part-KEY.json    one file for each independent part (a seed, a depth, a setting), written whole
+    OUT/NAME/result.json      everything gathered: setting, environment, numbers
+    OUT/NAME/NAME.png         the figure, drawn from result.json alone
+
+A part that is there is not computed again, so a study that was stopped goes on where it was.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+
+from raptr.train.run import environment
+
+
+class Run(Protocol):
+    """Compute the numbers of a study into its folder; `seeds` repetitions, `small` for two minutes on two cores."""
+
+    def __call__(self, folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Study:
+    """A named study: what it shows, how its numbers are computed, how they are drawn."""
+
+    name: str
+    summary: str
+    run: Run
+    plot: Callable[[dict[str, Any]], Figure]
+    seeds: int = 5  # repetitions by default
+
+
+def conduct(study: Study, out: Path, *, seeds: int | None, small: bool, device: str, console: Console) -> Path:
+    """Run a study and draw it; returns its folder."""
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = out / (f"{study.name}-small" if small else study.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    repetitions = study.seeds if seeds is None else seeds
+    numbers = study.run(folder, seeds=repetitions, small=small, device=device, console=console)
+    result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
+    write_json(folder / "result.json", result)
+    study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
+    return folder
+
+
+def parts(
+    folder: Path, setting: object, keys: Sequence[str], compute: Callable[[str], Any], console: Console, label: str
+) -> dict[str, Any]:
+    """The result of every part, computed unless it is there under the same setting, with a progress bar."""
+    return parts_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
+
+
+def parts_together(
+    folder: Path,
+    setting: object,
+    keys: Sequence[str],
+    compute: Callable[[Sequence[str]], dict[str, Any]],
+    console: Console,
+    label: str,
+    *,
+    at_once: int,
+) -> dict[str, Any]:
+    """As `parts`, with up to `at_once` missing parts computed by one call."""
+    described = json.loads(json.dumps(setting))
+    done = {key: entry["result"] for key in keys if (entry := _read(folder, key)) and entry["setting"] == described}
+    missing = [key for key in keys if key not in done]
+    with Progress(console=console) as bar:
+        task = bar.add_task(label, total=len(keys), completed=len(done))
+        for start in range(0, len(missing), at_once):
+            chunk = missing[start : start + at_once]
+            for key, result in compute(chunk).items():
+                write_json(folder / f"part-{key}.json", {"setting": described, "result": result})
+                done[key] = json.loads(json.dumps(result))
+            bar.update(task, advance=len(chunk))
+    return {key: done[key] for key in keys}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
+    """The mean and the sample standard deviation (0 for a single value)."""
+    listed = list(values)
+    mean = sum(listed) / len(listed)
+    if len(listed) == 1:
+        return mean, 0.0
+    return mean, (sum((value - mean) ** 2 for value in listed) / (len(listed) - 1)) ** 0.5
+
+
+def _read(folder: Path, key: str) -> Any:
+    path = folder / f"part-{key}.json"
+    if not path.exists():
+        return None
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and {"setting", "result"} <= entry.keys() else None

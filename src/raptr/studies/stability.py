@@ -1,0 +1,330 @@
+"""What bypassing one layer does to a trained model (the paper's section 5, "Empirical verification with BERT").
+
+    ‖y^(ℓ)‖    the norm of the hidden state after layer ℓ, mean over tokens
+    Ψ_ℓ        ‖F_-ℓ - F‖, mean over tokens: F the last hidden state, before the final normalisation, F_-ℓ the same
+               with layer ℓ alone bypassed
+    L(F)       the loss of the whole model; L(F_-ℓ) that without layer ℓ, nothing else changed
+
+The paper claims, for BERT-Large after 50k steps with L-1 layers: norms grow linearly, Ψ_ℓ/Ψ_1 as (L/ℓ)^0.12, and L(F)
+is at most the mean of L(F_-ℓ). (Its main text calls the loss of the parts L₁ and that of the whole L₂; the proof in its
+appendix has the names the other way round. The names are not used here.)
+
+A run folder of this project is read by `study_stability`, any attached model by `stability_of`. Deviations: a run's
+layers may be scaled in training when a neighbour is left out (√2 for the layer below), which F_-ℓ is not; the loss
+with those scales is measured too. Intervals are over batches of text: they say nothing about other training seeds.
+Everything is computed in float32, whatever the run was trained in.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor, nn
+
+from raptr.data import EvalData
+from raptr.data.batch import Batch
+from raptr.models.attach import attach, running
+from raptr.models.bert import Bert
+from raptr.studies.contract import parts, write_json
+from raptr.studies.linear import exponent, interval, slope
+from raptr.subnetworks import Subnetwork
+from raptr.train import checkpoint
+from raptr.train.config import Config
+from raptr.train.loop import open_data
+from raptr.train.run import RunFolder, environment
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK, GREY = "#222222", "#777777"
+CLAIMED_NORM, CLAIMED_PSI = 1.0, 0.12
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A model as this study sees it; `loss` runs a batch under a subnetwork."""
+
+    blocks: Sequence[nn.Module]
+    full: Subnetwork
+    loss: Callable[[Any, Subnetwork], Tensor]
+    real: Callable[[Any], Tensor | None]  # the positions (B, S) that hold tokens; None: all of them
+    weight: Callable[[Any], int]  # of a batch in the mean loss
+    trained: Callable[[int], Subnetwork] | None = None  # the part without a layer as training ran it
+
+    def without(self, layer: int) -> Subnetwork:
+        """The whole model with one layer (from 0) bypassed."""
+        scales = self.full.scales
+        return replace(self.full, scales=(*scales[:layer], 0.0, *scales[layer + 1 :]))
+
+
+def probe_bert(
+    model: Bert, full: Subnetwork | None = None, trained: Callable[[int], Subnetwork] | None = None
+) -> Probe:
+    """This project's BERT; batches are `Batch`."""
+    device = next(model.parameters()).device
+
+    def loss(batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        value: Tensor = model(batch.to(device), subnetwork)
+        return value
+
+    full = full or Subnetwork.full(model.config.layers)
+    return Probe(list(model.blocks), full, loss, lambda _: None, lambda batch: len(batch.labels_BM), trained)
+
+
+def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Probe:
+    """Any model with a list of residual blocks; batches are mappings that give it inputs and labels."""
+    routed = attach(model, blocks)
+    device = next(model.parameters()).device
+
+    def loss(batch: Mapping[str, Tensor], subnetwork: Subnetwork) -> Tensor:
+        if "labels" not in batch:
+            raise ValueError(f"a batch has {', '.join(batch)}; labels are needed too, for the loss")
+        with running(routed, subnetwork):
+            value: Tensor = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss
+        return value
+
+    return Probe(
+        list(routed.blocks),
+        Subnetwork.full(routed.layers),
+        loss,
+        lambda batch: batch.get("attention_mask"),
+        lambda batch: int((batch["labels"] != -100).sum()),  # as `transformers` averages
+    )
+
+
+def stability(probe: Probe, batches: Sequence[Any]) -> dict[str, Any]:
+    """The study's numbers for a model, over some batches."""
+    return gather([measure(probe, batch) for batch in batches])
+
+
+def stability_of(
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], blocks: str | nn.ModuleList | None = None
+) -> dict[str, Any]:
+    """The study's numbers for somebody else's model, which is left as it was."""
+    training = model.training
+    model.eval()
+    try:
+        return {"study": "stability", "environment": environment()} | stability(probe_attached(model, blocks), batches)
+    finally:
+        model.train(training)
+
+
+def measure(probe: Probe, batch: Any) -> dict[str, Any]:
+    """The numbers of one batch: the model must be in evaluation mode."""
+    layers = len(probe.blocks)
+    if layers < 2:
+        raise ValueError(f"the model has {layers} layer; at least 2 are needed to leave one out")
+    states, loss = _states(probe, batch, probe.full)
+    final_BSD, real_BS = states[-1], probe.real(batch)
+
+    def mean(values_BS: Tensor) -> float:
+        if real_BS is None:
+            return values_BS.double().mean().item()
+        return values_BS[real_BS.to(values_BS.device).bool()].double().mean().item()
+
+    norm_BS = final_BSD.norm(dim=-1)
+    psi, relative, losses, trained = [], [], [], []
+    for layer in range(layers):
+        part = probe.without(layer)
+        others, one = _states(probe, batch, part)
+        psi_BS = (others[-1] - final_BSD).norm(dim=-1)
+        psi.append(mean(psi_BS))
+        relative.append(mean(psi_BS / norm_BS))
+        losses.append(one)
+        same = probe.trained is None or probe.trained(layer) == part
+        trained.append(one if same or probe.trained is None else _states(probe, batch, probe.trained(layer))[1])
+    return {
+        "tokens": norm_BS.numel() if real_BS is None else int(real_BS.sum()),
+        "weight": probe.weight(batch),
+        "norms": [mean(state_BSD.norm(dim=-1)) for state_BSD in states],
+        "psi": psi,
+        "relative": relative,
+        "loss": loss,
+        "losses_without": losses,
+        "losses_as_trained": trained,
+    }
+
+
+def gather(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over batches and fitted exponents, each with an interval over batches."""
+    if not measured:
+        raise ValueError("there is no batch to measure on; at least one is needed")
+
+    def mean(key: str, weight: str) -> Any:
+        return np.average([one[key] for one in measured], axis=0, weights=[one[weight] for one in measured]).tolist()
+
+    layers = len(measured[0]["psi"])
+    places = list(range(1, layers + 1))
+    shares = [layers / place for place in places]
+    inner = slice(1, -1) if layers > 3 else slice(None)
+    curves = {key: mean(key, "tokens") for key in ("norms", "psi", "relative")}
+    losses = {key: mean(key, "weight") for key in ("loss", "losses_without", "losses_as_trained")}
+    gap = [float(np.mean(one["losses_without"]) - one["loss"]) for one in measured]
+    trained_gap = [float(np.mean(one["losses_as_trained"]) - one["loss"]) for one in measured]
+    bound = float(np.mean(curves["relative"]))
+    return {
+        "layers": layers,
+        "batches": len(measured),
+        "tokens": sum(one["tokens"] for one in measured),
+        **curves,
+        **losses,
+        "mean_relative": bound,
+        "mean_loss_without": float(np.mean(losses["losses_without"])),
+        "mean_loss_as_trained": float(np.mean(losses["losses_as_trained"])),
+        "gap": interval(gap),
+        "gap_as_trained": interval(trained_gap),
+        # The constant that the theorem's bound would need for this model: gap / mean of Ψ/‖F‖.
+        "needed_constant": float(np.mean(losses["losses_without"]) - losses["loss"]) / bound,
+        "norm_line": _line(places, curves["norms"]),
+        "exponents": {
+            "norm": interval([exponent(places, one["norms"]) for one in measured]),
+            "psi": interval([exponent(shares, one["psi"]) for one in measured]),
+            "psi_inner": interval([exponent(shares[inner], one["psi"][inner]) for one in measured]),
+        },
+    }
+
+
+def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "auto", console: Console) -> Path:
+    """Measure a run's newest checkpoint on held-out text; writes result.json and stability.png, returns the folder."""
+    if batches < 1:
+        raise ValueError(f"batches is {batches}; a whole number from 1 on is allowed")
+    file = RunFolder(run).config
+    if not file.is_file():
+        raise ValueError(f"run is {str(run)!r}, which holds no run (no {file.name}); the folder of a run is allowed")
+    given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config = Config.read(given if isinstance(given, dict) else {})
+    found = checkpoint.load_latest(RunFolder(run).checkpoints)
+    if found is None:
+        raise ValueError(f"run is {str(run)!r}, which has no checkpoint; train it first")
+    store = open_data(config, run, console)
+    if found.state["data"] != store.fingerprint:
+        raise ValueError(
+            f"run is {str(run)!r}, trained on data with fingerprint {found.state['data']}; those at "
+            f"{str(store.path)!r} have {store.fingerprint}, and the same are needed"
+        )
+    settings = replace(config.train, device=device)
+    dimensions = config.model.build(store.vocabulary.size, config.data.length)
+    method = config.make_method(dimensions)
+    last = max(found.step - 1, 0)  # checkpoint N is the state before step N
+    model = Bert(dimensions.resized(method.shape(last)), settings.seed)
+    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    model.to(settings.resolve_device()).eval()
+    keep = method.phases()[method.phase_index(last)].keep
+
+    def trained(layer: int) -> Subnetwork:
+        return method.scaled_part(tuple(other != layer for other in range(len(keep))), keep)
+
+    probe = probe_bert(model, method.evaluated(found.step), trained)
+    held_out = EvalData(store, config.data.length, batches * settings.batch, isolate=config.data.isolate_documents)
+    pieces = {
+        f"{domain}-{number}": piece
+        for domain in held_out.domains
+        for number, piece in enumerate(held_out.batches(domain, settings.batch))
+    }
+    folder = out / f"stability-{run.resolve().name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    # The manifest has the checksums of all weights, so a part is of this very model.
+    digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
+    setting = {"checkpoint": digest, "windows": len(held_out), "batch": settings.batch}
+    measured = parts(folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability")
+    result = {
+        "study": "stability",
+        "run": run.resolve().name,
+        "step": found.step,
+        "config": config.mapping(),
+        "model": asdict(model.config),
+        "environment": environment(),
+        **gather(list(measured.values())),
+    }
+    write_json(folder / "result.json", result)
+    plot([result]).savefig(folder / "stability.png", dpi=150)
+    return folder
+
+
+def _states(probe: Probe, batch: Any, subnetwork: Subnetwork) -> tuple[list[Tensor], float]:
+    """The hidden state after each layer that runs, (B, S, D), and the loss."""
+    with torch.no_grad(), _recorded(probe.blocks, subnetwork) as states:
+        loss = probe.loss(batch, subnetwork).item()
+    assert len(states) == subnetwork.size, "a layer that runs was not seen, or seen twice"
+    return states, loss
+
+
+@contextmanager
+def _recorded(blocks: Sequence[nn.Module], subnetwork: Subnetwork) -> Iterator[list[Tensor]]:
+    """Collect what the blocks that run return."""
+    states: list[Tensor] = []
+
+    def record(_block: nn.Module, _given: Any, output: Any) -> None:
+        state = output if isinstance(output, Tensor) else output[0]
+        # Copied, since the next block may write into it.
+        states.append(state.detach().float().clone())
+
+    # A bypassed block of an attached model may be run once, to learn what it returns: it is not listened to.
+    hooks = [blocks[layer].register_forward_hook(record) for layer in subnetwork.kept]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
+    """The straight line through the points, and the share of their variance that it explains."""
+    rise = slope(x, y)
+    start = float(np.mean(y) - rise * np.mean(x))
+    residual = np.asarray(y) - start - rise * np.asarray(x)
+    spread = np.asarray(y) - np.mean(y)
+    return {"slope": rise, "start": start, "explained": 1 - float(residual @ residual / (spread @ spread))}
+
+
+def plot(results: Sequence[Mapping[str, Any]]) -> Figure:
+    """Norms, Ψ_ℓ/Ψ_1 and losses without a layer, of one model or of several."""
+    figure = Figure(figsize=(12, 4.3), layout="constrained", facecolor="white")
+    norms, psi, losses = figure.subplots(1, 3)
+    for index, result in enumerate(results):
+        places = list(range(1, result["layers"] + 1))
+        shares = [result["layers"] / place for place in places]
+        relative = [value / result["psi"][0] for value in result["psi"]]
+        name = str(result.get("run", f"model {index + 1}"))
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        dots = {"color": colour, "marker": marker, "markersize": 4.5}
+        line, fits = result["norm_line"], result["exponents"]
+        norms.plot(places, result["norms"], linewidth=1.6, label=f"{name}: ℓ^{fits['norm']['mean']:.2f}", **dots)
+        straight = [line["start"] + line["slope"] * place for place in places]
+        norms.plot(places, straight, color=colour, linewidth=1, linestyle=":")
+        psi.plot(shares, relative, linewidth=1.6, label=f"{name}: (L/ℓ)^{fits['psi']['mean']:.2f}", **dots)
+        rises = [one - result["loss"] for one in result["losses_without"]]
+        losses.plot(places, rises, linewidth=1.6, label=f"{name}: mean {np.mean(rises):+.4f}", **dots)
+        losses.axhline(float(np.mean(rises)), color=colour, linewidth=1, linestyle=":")
+    deepest = max(result["layers"] for result in results)
+    claim = [(share / deepest) ** CLAIMED_PSI for share in (1, deepest)]
+    psi.plot((1, deepest), claim, color=GREY, linewidth=1, linestyle="--", label="paper: (L/ℓ)^0.12")
+    psi.set_xscale("log", base=2)
+    psi.set_yscale("log", base=2)
+    psi.xaxis.set_major_formatter("{x:g}")
+    psi.yaxis.set_major_formatter("{x:g}")
+    _finish(norms, "Norm after layer ℓ (dotted: straight line)", "layer ℓ")
+    _finish(psi, "Ψ of layer ℓ / Ψ of layer 1", "L/ℓ (layer L left, layer 1 right)")
+    losses.axhline(0, color=GREY, linewidth=1, linestyle="--")
+    _finish(losses, "Held-out loss added by leaving out layer ℓ", "layer ℓ")
+    norms.set_ylim(0)
+    return figure
+
+
+def _finish(axes: Axes, title: str, below: str) -> None:
+    axes.set_title(title, fontsize=10, color=INK, loc="left")
+    axes.set_xlabel(below, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=8.5)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
