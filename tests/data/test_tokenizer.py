@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import WordLevel, WordPiece
 
 from raptr.data.tokenizer import SPECIALS, Vocabulary, load, train, vocabulary_of
 
@@ -60,5 +60,18 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found a file that is not"):
         load(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="expected the ids 0 to 4"):
+    with pytest.raises(ValueError, match=r"found no \[CLS\] \[SEP\] \[MASK\]"):
         vocabulary_of(Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")))
+
+
+def word_pieces(*tokens: str) -> Tokenizer:
+    return Tokenizer(WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+
+
+def test_special_tokens_may_have_unused_ones_among_them() -> None:
+    stock = word_pieces("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s")
+    assert vocabulary_of(stock) == Vocabulary(size=9, pad=0, cls=4, sep=5, mask=6, specials=7)
+    with pytest.raises(ValueError, match=r"found no \[MASK\]"):
+        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the"))
+    with pytest.raises(ValueError, match=r"before all ordinary tokens .* found 'the' below id 5"):
+        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "[MASK]"))

@@ -5,6 +5,7 @@ Every text can be encoded, since each of the 256 bytes is a token. The special t
 the special token: only the project itself writes those.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNUSED = re.compile(r"\[unused\d+\]")
 SMALLEST = len(SPECIALS) + 256
 LARGEST = 2**32
 
@@ -93,10 +95,17 @@ def existing(path: Path) -> Tokenizer:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The facts about a tokenizer whose special tokens have the lowest ids."""
-    expected = list(range(len(SPECIALS)))
-    found = [tokenizer.token_to_id(token) for token in SPECIALS]
-    if found != expected:
-        raise ValueError(f"tokenizer: expected the ids 0 to 4 for {' '.join(SPECIALS)}, found {found}")
-    pad, _, cls, sep, mask = expected
-    return Vocabulary(tokenizer.get_vocab_size(), pad, cls, sep, mask, len(SPECIALS))
+    """The facts about a tokenizer whose special tokens, and perhaps unused ones, have the lowest ids."""
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    if missing := [token for token in SPECIALS if token not in known]:
+        raise ValueError(f"tokenizer: expected the special tokens {' '.join(SPECIALS)}, found no {' '.join(missing)}")
+    found = {token: known[token] for token in SPECIALS}
+    specials = max(found.values()) + 1
+    below = (tokenizer.id_to_token(number) for number in range(specials))
+    if ordinary := [token for token in below if token not in SPECIALS and not UNUSED.fullmatch(token or "")]:
+        raise ValueError(
+            f"tokenizer: expected {' '.join(SPECIALS)} before all ordinary tokens (only [unused0] and the like may "
+            f"stand among them), found {ordinary[0]!r} below id {specials - 1}"
+        )
+    pad, cls, sep, mask = (found[token] for token in ("[PAD]", "[CLS]", "[SEP]", "[MASK]"))
+    return Vocabulary(tokenizer.get_vocab_size(), pad, cls, sep, mask, specials)
