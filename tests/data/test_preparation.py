@@ -222,7 +222,9 @@ def test_a_tokenizer_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
     facts["model"]["vocab"]["<mask>"] = facts["model"]["vocab"].pop("[MASK]")
     path.write_text(json.dumps(facts), encoding="utf-8")
     assert Tokenizer.from_file(str(path)).token_to_id("<mask>") == 4
-    with pytest.raises(ValueError, match=r"tokenizer.json: tokenizer: expected the special tokens .*, found no \[MASK\]"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer.json: tokenizer: expected the special tokens .*, found no \[MASK\]"
+    ):
         prepare_corpus(domains(corpus), tmp_path / "out", tokenizer=path)
 
 

@@ -224,7 +224,7 @@ def test_a_changed_setting_is_refused_with_the_difference(store: TokenStore, tmp
 
 def test_other_data_is_refused(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path / "run", store, until=2)
-    documents = [Document(f"{i}.txt", "to be or not to be that is the question " * 20) for i in range(40)]
+    documents = [Document(f"{i}.txt", f"to be or not to be that is question {i} " * 20) for i in range(40)]
     other = prepare(tmp_path / "other", lambda: documents, 600)
     with pytest.raises(ValueError, match="was trained on other data"):
         leg(config(), tmp_path / "run", other)
