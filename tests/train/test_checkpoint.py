@@ -307,7 +307,7 @@ def test_everything_is_on_the_disk_before_the_name_is_given_and_the_name_before_
 ) -> None:
     put(tmp_path, 1, 1)
     events: list[str] = []
-    sync, rename = checkpoint._sync, os.rename
+    sync, rename = checkpoint.sync, os.rename
 
     def watched_sync(path: Path) -> None:
         sync(path)
@@ -317,7 +317,7 @@ def test_everything_is_on_the_disk_before_the_name_is_given_and_the_name_before_
         rename(source, target)
         events.append(f"rename {source.name} {target.name}")
 
-    monkeypatch.setattr(checkpoint, "_sync", watched_sync)
+    monkeypatch.setattr(checkpoint, "sync", watched_sync)
     monkeypatch.setattr(os, "rename", watched_rename)
     put(tmp_path, 2, 2, keep=1)
     assert sorted(events[:2]) == [f"sync .step-2.partial/{SHARD}", "sync .step-2.partial/state.json"]

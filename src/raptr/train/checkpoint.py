@@ -114,7 +114,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     text = json.dumps(dict(state), indent=2, allow_nan=False) + "\n"
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        _sync(folder.parent)
+        sync(folder.parent)
     _clean(folder)
     path = folder / f"step-{step}"
     partial, replaced = folder / f".{path.name}.partial", folder / f".{path.name}.replaced"
@@ -130,7 +130,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
                 os.rename(replaced, path)
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(folder)
+    sync(folder)
     if replaced.exists():
         _remove(folder, {step: replaced})
     if keep is not None:
@@ -152,10 +152,10 @@ def _write(partial: Path, tensors: Mapping[str, Tensor], state: str) -> None:
         state_dict_saver.save(plain, storage_writer=writer, no_dist=True)
     (partial / STATE).write_bytes(state.encode())
     for path in partial.iterdir():
-        _sync(path)
+        sync(path)
     (partial / MANIFEST).write_bytes(_manifest(_contents(partial)))
-    _sync(partial / MANIFEST)
-    _sync(partial)
+    sync(partial / MANIFEST)
+    sync(partial)
 
 
 def _contents(path: Path) -> dict[str, dict[str, int | str]]:
@@ -228,11 +228,11 @@ def _remove(folder: Path, old: Mapping[int, Path]) -> None:
     """Delete checkpoints, renamed first, so that nothing half-deleted is ever called `step-N`."""
     for step, path in old.items():
         os.rename(path, removing := folder / f".step-{step}.removing")
-        _sync(folder)
+        sync(folder)
         shutil.rmtree(removing)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file's bytes, or a folder's names, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -66,12 +66,12 @@ def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, ou
         save(exported, tokenizer, partial)
         (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
         for path in (*partial.iterdir(), partial):
-            _sync(path)
+            checkpoint.sync(path)
         _replace(out, partial, replaced)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(out.parent)
+    checkpoint.sync(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return out
 
@@ -196,12 +196,3 @@ def _replace(out: Path, partial: Path, replaced: Path) -> None:
     except BaseException:
         os.rename(replaced, out)
         raise
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
