@@ -4,6 +4,7 @@ Shapes: B batch, S sequence, M masked positions. M is the same for every sequenc
 shapes are static and the mean over micro-batches is the mean over the batch.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -24,4 +25,21 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
+        return Batch(*uploaded(self, torch.device(device)))  # type: ignore[arg-type]
+
+
+def uploaded(tensors: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """The tensors on a device; from pinned memory, so that the program need not wait for a GPU to take them."""
+    return [None if t is None else _pinned(t, device).to(device, non_blocking=True) for t in tensors]
+
+
+def refill(old: Iterable[Tensor | None], new: Iterable[Tensor | None]) -> None:
+    """Write tensors over others of the same shapes, likewise without waiting."""
+    for mine, theirs in zip(old, new, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            mine.copy_(_pinned(theirs, mine.device), non_blocking=True)
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor

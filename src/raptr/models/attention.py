@@ -1,7 +1,8 @@
 """Self-attention over whole sequences, or inside segments of them (documents, or everything but padding).
 
 Shapes: B batch, H heads, S sequence, K head size. Inside segments, a GPU runs `flex_attention`, which skips the
-blocks of other segments; the CPU, where that has no backward pass, uses a dense mask. Both compute the same.
+blocks of other segments; the CPU, where that has no backward pass, uses a dense mask. Both compute the same. Short
+whole sequences in bfloat16 have a kernel of their own on a GPU.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from raptr.models.fused import short_attention
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ def make_segments(segments_BS: Tensor | None) -> Segments | None:
         return segments_BS[b, q] == segments_BS[b, k]
 
     return Segments(blocks=create_block_mask(together, batch, None, length, length, device=segments_BS.device.type))
+
+
+def self_attention(
+    x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int, segments: Segments | None = None
+) -> Tensor:
+    """All heads' outputs side by side, before the projection; `weight` makes queries, keys and values of x."""
+    fused_BSD = short_attention(x_BSD, weight, bias, head_size) if segments is None else None
+    if fused_BSD is not None:
+        return fused_BSD
+    qkv = F.linear(x_BSD, weight, bias)
+    q_BHSK, k_BHSK, v_BHSK = qkv.view(*x_BSD.shape[:2], 3, -1, head_size).permute(2, 0, 3, 1, 4)
+    return attend(q_BHSK, k_BHSK, v_BHSK, segments).transpose(1, 2).flatten(2)
 
 
 def attend(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, segments: Segments | None) -> Tensor:

@@ -6,7 +6,7 @@ The layout is that of the stock pre-LN encoder of `transformers` (RoBERTa with p
 LayerNorm after the embeddings, two pre-normed residual branches a layer, a final LayerNorm, and a head of
 dense, GELU, LayerNorm and the tied embedding matrix. There are no token types and no next-sentence task. The
 head runs on the masked positions only. Layers are chosen here in Python, outside any compiled code; scales
-and indices reach a block as tensors.
+and indices reach a block as tensors. `embed`, `Block.forward` and `loss` are the three pieces that are compiled.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptr.data.batch import Batch
-from raptr.models.attention import Segments, attend, make_segments
+from raptr.models.attention import Segments, make_segments, self_attention
+from raptr.models.fused import gelu_linear
 from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, block_inputs
 from raptr.subnetworks import Shape, Subnetwork
@@ -85,16 +86,21 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
-        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
-        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.heads_H, segments)
-        h_BSD = x_BSD + _times(inputs.attention_scale, self.dropout(attended_BSD))
-        y_BSD = h_BSD + _times(inputs.mlp_scale, self.dropout(self.mlp(self.mlp_norm(h_BSD), inputs.parts_P)))
-        if inputs.layer_scale is None:
-            return y_BSD
-        return x_BSD + inputs.layer_scale * (y_BSD - x_BSD)
+        """The layer's output; with a layer scale s, x + s·(layer(x) - x).
 
-    def attention(self, x_BSD: Tensor, heads_H: Tensor | None, segments: Segments | None) -> Tensor:
-        """Self-attention over all heads, or over the chosen ones as if there were no others."""
+        Scales multiply the weights of a branch's last product, which are few, and not what comes out of it.
+        """
+        s = inputs.layer_scale
+        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.attention_scale, inputs.heads_H, segments)
+        a_BSD: Tensor = self.dropout(attended_BSD)
+        h_BSD = x_BSD + a_BSD
+        m_BSD: Tensor = self.dropout(self.mlp(self.mlp_norm(h_BSD), _product(s, inputs.mlp_scale), inputs.parts_P))
+        return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
+
+    def attention(
+        self, x_BSD: Tensor, scale: Tensor | None, heads_H: Tensor | None, segments: Segments | None
+    ) -> Tensor:
+        """Self-attention over all heads, or over the chosen ones as if there were no others; times the scale."""
         qkv_weight: Tensor = self.qkv.weight
         qkv_bias: Tensor = self.qkv.bias
         out_weight: Tensor = self.attention_out.weight
@@ -104,13 +110,11 @@ class Block(nn.Module):
             qkv_weight = qkv_weight.view(*cut, width).index_select(1, heads_H).reshape(-1, width)
             qkv_bias = qkv_bias.view(*cut).index_select(1, heads_H).reshape(-1)
             out_weight = out_weight.view(width, *cut[1:]).index_select(1, heads_H).reshape(width, -1)
-        qkv = F.linear(x_BSD, qkv_weight, qkv_bias).view(*x_BSD.shape[:2], 3, -1, self.head_size)
-        q_BHSK, k_BHSK, v_BHSK = qkv.permute(2, 0, 3, 1, 4)
-        o_BHSK = attend(q_BHSK, k_BHSK, v_BHSK, segments)
-        return F.linear(o_BHSK.transpose(1, 2).flatten(2), out_weight, self.attention_out.bias)
+        o_BSD = self_attention(x_BSD, qkv_weight, qkv_bias, self.head_size, segments)
+        return _scaled_linear(o_BSD, out_weight, self.attention_out.bias, scale)
 
-    def mlp(self, x_BSD: Tensor, parts_P: Tensor | None) -> Tensor:
-        """The MLP, or the chosen parts of it as if there were no others."""
+    def mlp(self, x_BSD: Tensor, scale: Tensor | None, parts_P: Tensor | None) -> Tensor:
+        """The MLP, or the chosen parts of it as if there were no others; times the scale."""
         in_weight: Tensor = self.mlp_in.weight
         in_bias: Tensor = self.mlp_in.bias
         out_weight: Tensor = self.mlp_out.weight
@@ -119,7 +123,7 @@ class Block(nn.Module):
             in_weight = in_weight.view(self.parts, -1, width).index_select(0, parts_P).reshape(-1, width)
             in_bias = in_bias.view(self.parts, -1).index_select(0, parts_P).reshape(-1)
             out_weight = out_weight.view(width, self.parts, -1).index_select(1, parts_P).reshape(width, -1)
-        return F.linear(F.gelu(F.linear(x_BSD, in_weight, in_bias)), out_weight, self.mlp_out.bias)
+        return _scaled_linear(gelu_linear(x_BSD, in_weight, in_bias), out_weight, self.mlp_out.bias, scale)
 
 
 class Bert(nn.Module):
@@ -137,34 +141,58 @@ class Bert(nn.Module):
         self.head_dense = nn.Linear(config.width, config.width)
         self.head_norm = nn.LayerNorm(config.width, eps=EPSILON)
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.stream: torch.dtype | None = None  # of what layers hand on; None: as the embeddings
         initialise(self, seed)
 
     def forward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """The mean cross entropy over the masked positions, from the part of the model that runs."""
-        return F.cross_entropy(self.logits(batch, subnetwork).flatten(0, 1).float(), batch.labels_BM.flatten())
+        return self.loss(self.encoded(batch.tokens_BS, subnetwork, batch.segments_BS), *batch[1:3])
 
     def logits(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
-        x_BSD = self.hidden(batch.tokens_BS, subnetwork, batch.segments_BS)
-        rows = torch.arange(len(x_BSD), device=x_BSD.device).unsqueeze(1)
-        x_BMD = self.head_norm(F.gelu(self.head_dense(x_BSD[rows, batch.positions_BM])))
-        return F.linear(x_BMD, self.tokens.weight, self.head_bias)
+        x_BSD = self.encoded(batch.tokens_BS, subnetwork, batch.segments_BS)
+        return self.scores(x_BSD, batch.positions_BM).view(*batch.positions_BM.shape, -1)
 
     def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
         """The encoder's output; with segments, attention stays inside each."""
+        normed_BSD: Tensor = self.final_norm(self.encoded(tokens_BS, subnetwork, segments_BS))
+        return normed_BSD
+
+    def encoded(self, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
+        """The encoder's output before the final norm."""
+        if subnetwork.layers != len(self.blocks):
+            raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
+        x_BSD, segments = self.embed(tokens_BS), make_segments(segments_BS)
+        for layer, inputs in block_inputs(subnetwork, x_BSD):
+            x_BSD = self.blocks[layer](x_BSD, inputs, segments)
+        return x_BSD
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """What enters the first layer, in the precision that the layers hand on."""
         length = tokens_BS.shape[1]
         if length > self.config.positions:
             raise ValueError(f"the sequence has {length} tokens; up to {self.config.positions} are allowed")
-        x_BSD = self.tokens(tokens_BS) + self.positions.weight[:length]
-        x_BSD = self.dropout(self.embedding_norm(x_BSD))
-        if subnetwork.layers != len(self.blocks):
-            raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
-        segments = make_segments(segments_BS)
-        for layer, inputs in block_inputs(subnetwork, x_BSD):
-            x_BSD = self.blocks[layer](x_BSD, inputs, segments)
-        normed_BSD: Tensor = self.final_norm(x_BSD)
-        return normed_BSD
+        x_BSD: Tensor = self.embedding_norm(self.tokens(tokens_BS) + self.positions.weight[:length])
+        dropped_BSD: Tensor = self.dropout(x_BSD if self.stream is None else x_BSD.to(self.stream))
+        return dropped_BSD
+
+    def loss(self, x_BSD: Tensor, positions_BM: Tensor, labels_BM: Tensor) -> Tensor:
+        """The mean cross entropy at the masked positions, from the encoder's output before the final norm."""
+        scores = self.scores(x_BSD, positions_BM)
+        return F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), labels_BM.flatten())
+
+    def scores(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
+        """Scores over the vocabulary at the masked positions, all in one list, (B·M, V)."""
+        batch, length, _ = x_BSD.shape
+        first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
+        at_BM = first_B.unsqueeze(1) + positions_BM
+        x_MD = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
+        return F.linear(self.head_norm(F.gelu(self.head_dense(x_MD))), self.tokens.weight, self.head_bias)
 
 
-def _times(scale: Tensor | None, x: Tensor) -> Tensor:
-    return x if scale is None else scale * x
+def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias) if scale is None else F.linear(x, scale * weight, scale * bias)
+
+
+def _product(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    return two if one is None else one if two is None else one * two

@@ -1,4 +1,4 @@
-"""A subnetwork as tensors on the device: what each running block is handed.
+"""A subnetwork as tensors: what each running block is handed.
 
 Scales and indices reach a block only as tensors: a compiled block would be compiled anew for each Python
 number. None stands where there is nothing to scale or to choose, so that a full layer is called plainly.
@@ -6,10 +6,12 @@ number. None stands where there is nothing to scale or to choose, so that a full
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from raptr.data.batch import uploaded
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.value import Kept
 
@@ -25,28 +27,77 @@ class BlockInputs:
     parts_P: Tensor | None
 
 
+class Packed(NamedTuple):
+    """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
+
+    The columns of the scales multiply the whole layer, its attention branch and its MLP branch; kept heads and
+    parts stand one layer after the other.
+    """
+
+    scales_K3: Tensor
+    heads: Tensor | None
+    parts: Tensor | None
+
+
+class Signature(NamedTuple):
+    """What of a subnetwork decides the operations that run, whatever the numbers: steps of one share a graph."""
+
+    size: int
+    scaled: tuple[bool, bool, bool]  # whether any running layer has such a scale, other than 1
+    heads: tuple[int, ...] | None
+    parts: tuple[int, ...] | None
+
+
+def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
+    """The subnetwork's numbers on the CPU; scales are float32 at least, whatever the model computes in."""
+    scales = [_scales(subnetwork, layer) for layer in subnetwork.kept]
+    heads, parts = (
+        None if kept is None else torch.tensor([unit for layer in subnetwork.kept for unit in kept[layer]])
+        for kept in (subnetwork.heads, subnetwork.parts)
+    )
+    return Packed(torch.tensor(scales, dtype=torch.promote_types(dtype, torch.float32)), heads, parts)
+
+
+def signature(subnetwork: Subnetwork) -> Signature:
+    """The subnetwork's signature."""
+    rows = [_scales(subnetwork, layer) for layer in subnetwork.kept]
+    layer, attention, mlp = (any(row[column] != 1 for row in rows) for column in range(3))
+    heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
+    return Signature(subnetwork.size, (layer, attention, mlp), heads, parts)
+
+
+def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
+    """The inputs of each running layer, with all the scales that any of them has."""
+    heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
+    for row in range(sign.size):
+        layer, attention, mlp = (packed.scales_K3[row, c] if used else None for c, used in enumerate(sign.scaled))
+        yield BlockInputs(layer, attention, mlp, heads[row], parts[row])
+
+
 def block_inputs(subnetwork: Subnetwork, like: Tensor) -> Iterator[tuple[int, BlockInputs]]:
-    """The layers that run, ascending, each with its scales and indices on the device of `like`."""
-    numbers = [_scales(subnetwork, layer) for layer in subnetwork.kept]
-    uploaded = torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
-    heads, parts = (_indices(kept, subnetwork, like) for kept in (subnetwork.heads, subnetwork.parts))
-    for row, layer in enumerate(subnetwork.kept):
-        layer_scale, attention_scale, mlp_scale = (
-            None if number == 1 else uploaded[row, column] for column, number in enumerate(numbers[row])
+    """The layers that run, each with the inputs that it needs itself, on the device of `like`."""
+    packed = Packed(*uploaded(pack(subnetwork, like.dtype), like.device))  # type: ignore[arg-type]
+    for layer, given in zip(subnetwork.kept, unpack(packed, signature(subnetwork)), strict=True):
+        one, two, three = (
+            None if number == 1 else scale
+            for number, scale in zip(
+                _scales(subnetwork, layer), (given.layer_scale, given.attention_scale, given.mlp_scale), strict=True
+            )
         )
-        yield layer, BlockInputs(layer_scale, attention_scale, mlp_scale, heads[layer], parts[layer])
+        yield layer, BlockInputs(one, two, three, given.heads_H, given.parts_P)
 
 
 def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float]:
-    """What multiplies the whole layer, its attention branch and its MLP branch."""
     scale, whole = subnetwork.scales[layer], subnetwork.scaled == "layer"
     branch = 1.0 if whole else scale
     return scale if whole else 1.0, branch * subnetwork.head_scale, branch * subnetwork.part_scale
 
 
-def _indices(kept: Kept | None, subnetwork: Subnetwork, like: Tensor) -> Sequence[Tensor | None]:
-    """Each layer's kept heads or parts, from one upload."""
-    if kept is None:
-        return [None] * subnetwork.layers
-    flat = torch.tensor([unit for units in kept for unit in units]).to(like.device, non_blocking=True)
-    return torch.split(flat, [len(units) for units in kept])
+def _counts(kept: Kept | None, subnetwork: Subnetwork) -> tuple[int, ...] | None:
+    return None if kept is None else tuple(len(kept[layer]) for layer in subnetwork.kept)
+
+
+def _split(flat: Tensor | None, counts: tuple[int, ...] | None, size: int) -> Sequence[Tensor | None]:
+    if flat is None or counts is None:
+        return [None] * size
+    return torch.split(flat, list(counts))

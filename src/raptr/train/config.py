@@ -12,6 +12,7 @@ from raptr.models.bert import SIZES, BertConfig
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 
+Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 FREE = {"free": True}  # settings that change nothing in the result: a resume may change them
 
 
@@ -68,7 +69,11 @@ class TrainSettings:
     accumulate: int = 1  # micro-batches per optimizer step, all with one subnetwork
     seed: int = 0
     device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: bfloat16 on a GPU
+    precision: Precision = "auto"  # mixed: bfloat16 products; bfloat16: also between layers; auto: that on a GPU
+    execution: Literal["auto", "skip", "gather"] = "auto"  # auto: gather on a GPU where it can
+    compile: bool | None = None  # None: on a GPU, unless deterministic
+    deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
+    recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
     eval_samples: int = field(default=256, metadata=FREE)
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
@@ -118,8 +123,27 @@ class TrainSettings:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which matrix products have the chosen precision; weights and sums stay float32."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.half(device))
+
+    def half(self, device: torch.device) -> bool:
+        """Whether matrix products are made in bfloat16."""
+        return self.precision in ("mixed", "bfloat16") or (self.precision == "auto" and device.type == "cuda")
+
+    def stream(self, device: torch.device) -> torch.dtype | None:
+        """The precision of what layers hand on; None: float32."""
         half = self.precision == "bfloat16" or (self.precision == "auto" and device.type == "cuda")
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+        return torch.bfloat16 if half else None
+
+    def compiled(self, device: torch.device) -> bool:
+        """Whether blocks are compiled."""
+        return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
+
+    def form(self, device: torch.device, segments: bool) -> Literal["skip", "gather"]:
+        """The execution's form; with `segments` attention stays inside documents."""
+        if self.execution != "auto":
+            return self.execution
+        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments)
+        return "gather" if fits else "skip"
 
 
 @dataclass(frozen=True)
@@ -136,6 +160,9 @@ class Config:
         self.optimizer.check_steps(self.train.steps)
         dimensions = self.model.build(self.data.vocabulary, self.data.length)
         self.make_method(dimensions)
+        if self.train.execution == "gather" and (self.train.recompute or self.data.isolate_documents):
+            other = "train.recompute" if self.train.recompute else "data.isolate_documents"
+            raise ValueError(f"train.execution is 'gather' with {other}; auto and skip are allowed")
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")

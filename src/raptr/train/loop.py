@@ -4,7 +4,7 @@
     for step in the steps that are left:
         subnetwork = method.subnetwork(step)                <- the step's part is drawn, once
         set the learning rate of the step
-        for each micro-batch: loss of batch(step, micro) under the subnetwork, backward
+        for each micro-batch: loss of batch(step, micro) under the subnetwork, backward   (execution.py)
         clip the gradient
         give idle parameters what the policy says
         optimizer step
@@ -16,10 +16,10 @@ a run that was stopped and started again is the run that was not.
 """
 
 import shutil
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from rich.console import Console
@@ -34,12 +34,14 @@ from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
+from raptr.train.execution import make_execution
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle, initialise
 from raptr.train.optimizer import clip, make_optimizer
 from raptr.train.progress import TrainingBar
+from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
-from raptr.train.safety import FiniteCheck, StopRequest
+from raptr.train.safety import FiniteCheck, StopRequest, reproducible
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def pretrain(
     console = console or Console(stderr=True)
     device = config.train.resolve_device()
     folder, stop = RunFolder(run), StopRequest()
-    with folder.opened(config, fresh=fresh):
+    with folder.opened(config, fresh=fresh), reproducible(config.train.deterministic):
         store = open_data(config, run, console)
         shutil.copyfile(store.path / TOKENIZER, folder.tokenizer)
         trainer = Trainer(config, folder, store, device)
@@ -91,11 +93,13 @@ class Trainer:
         self.data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
         self.held_out = EvalData(store, length, settings.eval_samples, isolate=isolate)
         self.model = Bert(self.dimensions, settings.seed).to(device)
+        self.execution = make_execution(self.model, settings, device, segments=isolate)
         self.optimizer = make_optimizer(config.optimizer, self.model)
         initialise(self.optimizer)
-        self.step, self.seconds, self.spent = 0, 0.0, Flops(0, 0)
+        self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
         self.finite = FiniteCheck(device)
+        self.readout: Readout[dict[str, Any]] = Readout(device)
 
     def resume(self, console: Console) -> None:
         """Take up the newest whole checkpoint, if there is one."""
@@ -108,7 +112,7 @@ class Trainer:
                 f"(fingerprint {found.state['data']}, now {self.store.fingerprint}); start another run"
             )
         found.read(self.tensors())
-        self.step, self.seconds = found.step, found.state["seconds"]
+        self.step, self.readout.seconds = found.step, found.state["seconds"]
         self.spent = Flops(found.state["flops_layers"], found.state["flops"])
         self.eval_loss = found.state["eval_loss"]
         console.print(f"going on from step {self.step:,} of {self.config.train.steps:,}", highlight=False)
@@ -123,57 +127,65 @@ class Trainer:
         bar = TrainingBar(console, label=method.name, steps=settings.steps, planned=planned, phases=len(phases))
         with bar:
             if self.step == 0:
-                self.evaluate(bar)
+                self.evaluate()
+            self.readout.start()
             while self.step < last and not stop.asked:
-                started, subnetwork = time.monotonic(), method.subnetwork(self.step)
-                phase = method.phase_index(self.step)
+                subnetwork, phase = method.subnetwork(self.step), method.phase_index(self.step)
                 loss, norm = self.optimize(subnetwork)
-                logged = self.step % settings.log_every == 0 or self.step == settings.steps
-                if logged:
-                    self.finite.check()
-                    loss_value, norm_value = loss.item(), norm.item()  # waits for the device
-                self.seconds += time.monotonic() - started
-                if logged:
-                    self.record(
+                if self.step % settings.log_every == 0 or self.step == settings.steps:
+                    note = self.moment(
                         kind="train",
                         stage=phase + 1,
                         stages=len(phases),
                         size=subnetwork.size,
-                        loss=loss_value,
                         lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
-                        grad_norm=norm_value,
                     )
-                    bar.advance(
-                        self.step,
-                        phase=phase,
-                        size=subnetwork.size,
-                        loss=loss_value,
-                        rate=self.tokens / self.seconds,
-                        spent=self.spent.total,
-                    )
-                if self.step in ends or self.step % settings.eval_interval == 0:
-                    self.evaluate(bar)
-                    if self.step in ends and len(phases) > 1:
+                    self.log(self.readout.take(note, loss, norm, self.finite.first), bar)
+                ended = self.step in ends
+                judged = ended or self.step % settings.eval_interval == 0
+                saved = self.step % settings.checkpoint_interval == 0 or self.step == last or stop.asked
+                if not judged and not saved:
+                    continue
+                self.log(self.readout.stop(), bar)
+                if judged:
+                    self.evaluate()
+                    if ended and len(phases) > 1:
                         bar.say(f"stage {phase + 1}/{len(phases)} done: held-out loss {self.eval_loss:.3f}")
-                if self.step % settings.checkpoint_interval == 0 or self.step == last or stop.asked:
+                if saved:
                     self.save()
+                self.readout.start()
+            self.log(self.readout.stop(), bar)
         return Result(self.folder.path, self.step, self.eval_loss, stopped=stop.asked and self.step < last)
+
+    def log(self, readings: Iterable[Reading[dict[str, Any]]], bar: TrainingBar) -> None:
+        """Record what was read back from the device."""
+        for reading in readings:
+            loss, norm, bad = reading.numbers
+            self.finite.refuse(int(bad))
+            note = {**reading.note, "loss": loss, "grad_norm": norm, "seconds": round(reading.seconds, 3)}
+            self.folder.record(note)
+            bar.advance(
+                note["step"],
+                phase=note["stage"] - 1,
+                size=note["size"],
+                loss=loss,
+                rate=note["tokens"] / max(reading.seconds, 1e-9),
+                spent=note["flops"],
+            )
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
-        settings, device = self.config.train, self.device
+        settings = self.config.train
         rate = self.config.optimizer.learning_rate(self.step, settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = torch.zeros((), device=device)
+        losses = []
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
-            batch = self.data.batch(self.step, micro, settings.accumulate).to(device)
-            with settings.autocast(device):
-                share = self.model(batch, subnetwork) / settings.accumulate
-            share.backward()
-            loss += share.detach()
+            batch = self.data.batch(self.step, micro, settings.accumulate)
+            losses.append(self.execution.backward(batch, subnetwork))
+        loss = torch.stack(losses).sum()
         norm = clip(self.model.parameters(), self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
         idle(self.optimizer, self.config.optimizer.idle)
@@ -183,7 +195,7 @@ class Trainer:
         self.step += 1
         return loss, norm
 
-    def evaluate(self, bar: TrainingBar) -> None:
+    def evaluate(self) -> None:
         """Judge the full model, and the sizes asked for, on the held-out set."""
         settings = self.config.train
         with settings.autocast(self.device):
@@ -196,14 +208,16 @@ class Trainer:
         extra: dict[str, object] = {"domains": judged.domains} if len(judged.domains) > 1 else {}
         if sizes:
             extra["sizes"] = sizes
-        self.record(kind="eval", loss=self.eval_loss, **extra)
+        self.folder.record(
+            {**self.moment(kind="eval", loss=self.eval_loss, **extra), "seconds": round(self.readout.seconds, 3)}
+        )
 
     def save(self) -> None:
         """Write a checkpoint of this moment; never one that holds a number gone bad."""
         self.finite.check()
         state = {
             "step": self.step,
-            "seconds": self.seconds,
+            "seconds": self.readout.seconds,
             "flops": self.spent.total,
             "flops_layers": self.spent.layers,
             "eval_loss": self.eval_loss,
@@ -220,18 +234,15 @@ class Trainer:
                 named[f"{key}.{name}"] = value
         return named
 
-    def record(self, **fields: object) -> None:
-        """Append a record of this moment to the metrics."""
-        self.folder.record(
-            {
-                "step": self.step,
-                **fields,
-                "tokens": self.tokens,
-                "flops": self.spent.total,
-                "flops_layers": self.spent.layers,
-                "seconds": round(self.seconds, 3),
-            }
-        )
+    def moment(self, **fields: Any) -> dict[str, Any]:
+        """A record of this moment, but for its seconds."""
+        return {
+            "step": self.step,
+            **fields,
+            "tokens": self.tokens,
+            "flops": self.spent.total,
+            "flops_layers": self.spent.layers,
+        }
 
     @property
     def tokens(self) -> int:

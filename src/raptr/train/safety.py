@@ -1,6 +1,7 @@
 """What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
 
 import fcntl
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,19 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reproducible(wanted: bool) -> Iterator[None]:
+    """For a while, let a GPU give the same bits for the same operations, if wanted."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 @final
 class StopRequest:
     """Whether SIGTERM or Ctrl-C has asked the run to save and leave; a second one leaves at once."""
@@ -61,16 +75,19 @@ class FiniteCheck:
     """Remembers on the device the first step whose loss or gradient was not finite, without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._first = torch.full((), -1, device=device)
+        self.first = torch.full((), -1, device=device)
 
     def watch(self, step: int, *values: Tensor) -> None:
         """Look at the numbers of a step."""
         finite = torch.stack([value.isfinite() for value in values]).all()
-        self._first = torch.where((self._first < 0) & ~finite, step, self._first)
+        self.first = torch.where((self.first < 0) & ~finite, step, self.first)
 
     def check(self) -> None:
         """Stop if any number so far was not finite; waits for the device."""
-        first = int(self._first)
+        self.refuse(int(self.first))
+
+    def refuse(self, first: int) -> None:
+        """Stop if this first bad step, read back earlier, is one."""
         if first >= 0:
             raise Diverged(
                 f"the loss or the gradient of step {first} is not finite; the run is stopped, and its last checkpoint "

@@ -1,0 +1,321 @@
+"""What a training step costs on one GPU: the full model, k of L layers, static k-layer models, and other people's.
+
+    python benchmarks/bert_speed.py --data FOLDER [--case base:256x128 ...]     (a folder made by `raptr prepare`)
+
+A step is the whole of it: batch(step) from real text, upload, forward, backward, clipping, the check for bad
+numbers, AdamW, and a record every ten steps. All ways are timed in interleaved blocks of one run, by the device's
+clock; a number is the median of its blocks, the spread is half the distance from the smallest to the largest.
+Beside them: a 8192x8192 matrix product in bfloat16 (the ceiling that shares are given of), peak memory, recompiled
+graphs and synchronising calls while it runs, and where the full step's time goes.
+"""
+
+import argparse
+import gc
+import json
+import re
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
+
+from raptr.data import open_store
+from raptr.subnetworks import Subnetwork
+from raptr.train.config import Config
+from raptr.train.flops import flops
+from raptr.train.loop import Trainer
+from raptr.train.run import RunFolder, environment
+
+FOREVER = 10**6  # steps that the runs are planned for; a few are made
+KINDS = {
+    "matrix products": r"nvjet|gemm|cutlass|splitK",
+    "attention": r"attention|sdpa|flash",
+    "activation": r"gelu",
+    "normalisation and residuals": r"layer_norm|add_view|_fused_add|fused_mul",
+    "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm",
+    "copies": r"Memcpy|memcpy|copy|Memset",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's size and the sequences and tokens of a step."""
+
+    size: str
+    batch: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Case":
+        """Read `base:256x128`."""
+        size, batch, length = re.fullmatch(r"(\w+):(\d+)x(\d+)", text).groups()  # type: ignore[union-attr]
+        return cls(size, int(batch), int(length))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.length
+
+
+class Bench:
+    """The trainers of one case, and a step function for each way."""
+
+    def __init__(self, case: Case, data: Path) -> None:
+        self.case, self.store, self.device = case, open_store(data), torch.device("cuda")
+        self.folder = RunFolder(Path(tempfile.mkdtemp()))
+        self.folder.path.mkdir(exist_ok=True)
+        self.ways: dict[str, Callable[[], None]] = {}
+
+    def trainer(self, method: str, execution: str, *, layers: int | None = None, idle: str = "skip") -> Trainer:
+        """A run in memory."""
+        config = Config.read(
+            {
+                "model": {"size": self.case.size, "layers": layers},
+                "method": {"name": method},
+                "data": {"length": self.case.length, "vocabulary": self.store.vocabulary.size},
+                "optimizer": {"warmup": 1000, "peak": 1e-4, "idle": idle},
+                "train": {"steps": FOREVER, "batch": self.case.batch, "execution": execution},
+            }
+        )
+        trainer = Trainer(config, self.folder, self.store, self.device)
+        trainer.readout.start()
+        return trainer
+
+    def way(self, name: str, trainer: Trainer, phase: int) -> None:
+        """Add the steps of a trainer's phase under a name."""
+        steps = count(trainer.method.phases()[phase].start)
+
+        def step() -> None:
+            subnetwork = trainer.method.subnetwork(next(steps))
+            loss, norm = trainer.optimize(subnetwork)
+            if trainer.step % 10 == 0:
+                note = trainer.moment(kind="train", size=subnetwork.size)
+                for reading in trainer.readout.take(note, loss, norm, trainer.finite.first):
+                    self.folder.record({**reading.note, "loss": reading.numbers[0], "seconds": reading.seconds})
+
+        self.ways[name] = step
+
+
+def milliseconds(step: Callable[[], object], steps: int) -> float:
+    """Time per step by the device's clock."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(steps):
+        step()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / steps
+
+
+def matrix_rate() -> float:
+    """FLOP/s of a large bfloat16 matrix product on random numbers."""
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    milliseconds(lambda: x @ x, 20)
+    return 2 * 8192**3 / statistics.median(milliseconds(lambda: x @ x, 20) for _ in range(3)) * 1000
+
+
+def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any]:
+    """The most memory that tensors took at each size, for a static model and for k of L layers, in bytes."""
+    result: dict[str, Any] = {"static": {}, "k of L": {}}
+    for phase, size in [(None, k) for k in sizes] + list(enumerate(sizes)):
+        gc.collect()
+        torch.cuda.empty_cache()
+        trainer = bench.trainer("full" if phase is None else "raptr", execution, layers=size if phase is None else None)
+        bench.way("memory", trainer, phase or 0)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3):
+            bench.ways["memory"]()
+        torch.cuda.synchronize()
+        result["static" if phase is None else "k of L"][str(size)] = torch.cuda.max_memory_allocated()
+        if phase is not None:
+            per_layer = sum(p.numel() for p in trainer.model.blocks[0].parameters())
+            result["weights and moments of a layer"] = 12 * per_layer
+        del bench.ways["memory"], trainer  # and with them the graphs
+    return result
+
+
+def peers(case: Case, vocabulary: int) -> dict[str, Callable[[], None]]:
+    """Hugging Face's BertForMaskedLM in the same kind of loop, eager and compiled."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from raptr.models.bert import SIZES
+
+    size = SIZES[case.size]
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=size.mlp,
+        max_position_embeddings=case.length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    tokens = torch.randint(5, vocabulary, (case.batch, case.length), device="cuda")
+    labels = torch.where(torch.rand(tokens.shape, device="cuda") < 0.15, tokens, -100)
+    ways = {}
+    for name in ("Hugging Face, eager", "Hugging Face, compiled"):
+        model = BertForMaskedLM(config).cuda().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        run = torch.compile(model) if name.endswith("compiled") else model
+
+        def step(run: Any = run, model: Any = model, optimizer: Any = optimizer) -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = run(input_ids=tokens, labels=labels).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        ways[name] = step
+    return ways
+
+
+def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float]:
+    """Device milliseconds of a step by kind of kernel."""
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    times: dict[str, float] = defaultdict(float)
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+            kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, event.name)), "the rest")
+            times[kind] += event.device_time_total / 1000 / steps
+            times["all"] += event.device_time_total / 1000 / steps
+    return {kind: round(value, 3) for kind, value in sorted(times.items(), key=lambda item: -item[1])}
+
+
+def measure(case: Case, data: Path, *, blocks: int, steps: int, with_peers: bool, memory: bool) -> dict[str, Any]:
+    """All ways of one case."""
+    bench = Bench(case, data)
+    raptr = bench.trainer("raptr", "gather")
+    sizes = [round(phase.size) for phase in raptr.method.phases()]
+    stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
+    skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
+    zero.config = replace(raptr.config, optimizer=replace(raptr.config.optimizer, idle="zero"))
+    for phase, size in enumerate(sizes):
+        for name, trainer in (("gather", raptr), ("skip", skip), ("zero", zero)):
+            bench.way(f"{name} {size}", trainer, phase)
+        bench.way(f"static {size}", bench.trainer("full", "gather", layers=size), 0)
+    if with_peers:
+        bench.ways |= peers(case, bench.store.vocabulary.size)
+    for name, step in bench.ways.items():
+        for _ in range(4):
+            step()
+        torch.cuda.synchronize()
+        print(f"  ready: {name}", flush=True)
+    compiled = counters["stats"]["unique_graphs"]
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(blocks):
+        for name, step in bench.ways.items():
+            step()
+            times[name].append(milliseconds(step, steps))
+    recompiled = counters["stats"]["unique_graphs"] - compiled
+    syncs = {name: _synchronising(bench.ways[name]) for name in (f"gather {sizes[0]}", f"skip {sizes[0]}")}
+    cost = {"sequences": case.batch, "length": case.length, "masked": raptr.config.data.masked}
+    return {
+        "case": f"{case.size}:{case.batch}x{case.length}",
+        "sizes": sizes,
+        "tokens": case.tokens,
+        "flops": {str(k): flops(raptr.dimensions, _first(k, sizes[-1]), **cost).total for k in sizes},
+        "milliseconds": dict(times),
+        "recompiled graphs": recompiled,
+        "synchronising calls": syncs,
+        "peak memory": stored,
+        "where the time goes": {
+            name: where_time_goes(bench.ways[name]) for name in (f"gather {sizes[-1]}", f"skip {sizes[-1]}")
+        },
+    }
+
+
+def _synchronising(step: Callable[[], None]) -> int:
+    """How many calls of 9 steps made the program wait for the device."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        for _ in range(9):
+            step()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+def _first(size: int, layers: int) -> Subnetwork:
+    return Subnetwork(tuple(float(layer < size) for layer in range(layers)))
+
+
+def summary(result: dict[str, Any], rate: float) -> str:
+    """A table for the terminal."""
+    lines = [f"{result['case']}: {'way':<24} ms/step  spread  tokens/s  share of products"]
+    full = result["flops"][str(result["sizes"][-1])]
+    for name, times in result["milliseconds"].items():
+        middle = statistics.median(times)
+        size = name.split()[-1]
+        share = result["flops"].get(size, full) / middle / rate * 1000
+        spread = (max(times) - min(times)) / 2
+        lines.append(f"  {name:<30} {middle:8.2f} {spread:7.2f} {result['tokens'] / middle * 1000:9,.0f} {share:8.3f}")
+    for form in ("gather", "skip", "zero"):
+        ratios = []
+        for size in result["sizes"]:
+            pairs = zip(result["milliseconds"][f"{form} {size}"], result["milliseconds"][f"static {size}"], strict=True)
+            ratios.append(f"{size}: {statistics.median(a / b for a, b in pairs):.4f}")
+        lines.append(f"  {form} / static  {', '.join(ratios)}")
+        mean = [
+            statistics.median(
+                result["milliseconds"][f"{form} {result['sizes'][-1]}"][block]
+                / statistics.mean(result["milliseconds"][f"{form} {k}"][block] for k in result["sizes"])
+                for block in range(len(times))
+            )
+        ][0]
+        counted = full / statistics.mean(result["flops"].values())
+        lines.append(
+            f"  {form}: speed-up of equal stages {mean:.4f}, counted {counted:.4f}, ratio {mean / counted:.4f}"
+        )
+    lines.append(f"  recompiled {result['recompiled graphs']}, synchronising {result['synchronising calls']}")
+    lines += [f"  {name}: {where}" for name, where in result["where the time goes"].items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--case", action="append", help="SIZE:BATCHxLENGTH; repeatable")
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bert_speed.json")
+    given = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    rate, cases = matrix_rate(), []
+    print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
+    for number, text in enumerate(given.case or ["base:256x128", "large:128x128", "large:32x512", "mini:256x128"]):
+        result = measure(
+            Case.parse(text),
+            given.data,
+            blocks=given.blocks,
+            steps=given.steps,
+            with_peers=number == 0 and not given.no_peers,
+            memory=not given.no_memory,
+        )
+        cases.append(result)
+        print(summary(result, rate), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        written = {"matrix product, FLOP/s": rate, "blocks": given.blocks, "steps": given.steps, "cases": cases}
+        given.out.write_text(json.dumps({**written, "environment": environment()}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

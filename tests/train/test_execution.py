@@ -1,0 +1,211 @@
+"""Both forms compute the same; compiled code is compiled once for a stage; a GPU's kernels compute what torch does."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from raptr.data.batch import Batch
+from raptr.methods import make_method
+from raptr.models.bert import Bert, BertConfig
+from raptr.models.fused import KERNELS
+from raptr.subnetworks import Subnetwork
+from raptr.train import execution
+from raptr.train.config import Config, TrainSettings
+from raptr.train.execution import Execution, Gather, Skip, make_execution
+
+CONFIG = BertConfig(layers=5, width=32, heads=4, head_size=8, mlp=64, vocabulary=50, positions=16, parts=4)
+CPU = torch.device("cpu")
+on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and KERNELS), reason="needs an NVIDIA GPU and Triton")
+
+
+def batch(number: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, 50, (4, 16), generator=generator)
+    positions = torch.stack([torch.randperm(16, generator=generator)[:3].sort().values for _ in range(4)])
+    return Batch(tokens, positions, torch.randint(0, 50, (4, 3), generator=generator))
+
+
+def bert(device: torch.device = CPU, dtype: torch.dtype = torch.float64, config: BertConfig = CONFIG) -> Bert:
+    model = Bert(config, seed=3).to(dtype)
+    with torch.no_grad():  # biases and gains at their start would hide mistakes
+        for number, parameter in enumerate(model.parameters()):
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.1)
+    return model.to(device)
+
+
+def settings(**given: object) -> TrainSettings:
+    return TrainSettings(steps=10, batch=4, **given)  # type: ignore[arg-type]
+
+
+def gradients(
+    model: nn.Module, form: Execution, subnetwork: Subnetwork, micros: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    loss = torch.stack([form.backward(batch(micro), subnetwork) for micro in range(micros)]).sum()
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+SUBNETWORKS = {
+    "full": Subnetwork.full(5),
+    "depth": Subnetwork((1.0, 0.0, 2.0**0.5, 0.0, 1.0)),
+    "branches": Subnetwork((1.0, 1.5, 0.0, 0.0, 2.0), scaled="branches"),
+    "heads and parts": Subnetwork(
+        (1.0, 0.0, 1.0, 1.0, 0.0),
+        heads=((0, 1), (0, 1), (1, 3), (0, 2), (0, 1)),
+        parts=((0,), (0,), (3,), (2,), (0,)),
+        head_scale=1.4,
+        part_scale=2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUBNETWORKS)
+@pytest.mark.parametrize("micros", [1, 2])
+def test_gather_equals_skip(name: str, micros: int) -> None:
+    model, subnetwork = bert(), SUBNETWORKS[name]
+    given = {"accumulate": micros}
+    skip = make_execution(model, settings(execution="skip", **given), CPU)
+    gather = make_execution(model, settings(execution="gather", **given), CPU)
+    assert isinstance(skip, Skip)
+    assert isinstance(gather, Gather)
+    loss, expected = gradients(model, skip, subnetwork, micros)
+    for _ in range(2):  # slots and programs are used again
+        other, found = gradients(model, gather, subnetwork, micros)
+        torch.testing.assert_close(other, loss, rtol=1e-10, atol=1e-10)
+        assert expected.keys() == found.keys()  # layers that did not run have no gradient in either form
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_slots_follow_the_weights() -> None:
+    model, part = bert(), SUBNETWORKS["depth"]
+    gather = make_execution(model, settings(execution="gather"), CPU)
+    first, _ = gradients(model, gather, part, 1)
+    with torch.no_grad():
+        for parameter in model.blocks[2].parameters():
+            parameter.mul_(2.0)
+    second, _ = gradients(model, gather, part, 1)
+    torch.testing.assert_close(second, model(batch(), part), rtol=1e-10, atol=1e-10)
+    assert abs(second - first) > 1e-3
+
+
+def test_recomputation_changes_nothing() -> None:
+    model, part = bert(), SUBNETWORKS["depth"]
+    loss, expected = gradients(model, make_execution(model, settings(), CPU), part, 1)
+    other, found = gradients(model, make_execution(model, settings(recompute=True), CPU), part, 1)
+    assert torch.equal(other, loss)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.fixture
+def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trace as the compiler does, but generate no code: what is recompiled is seen all the same."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    execution._compiled.cache_clear()
+    torch._dynamo.reset()
+    yield
+    execution._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at it while tracing
+@pytest.mark.usefixtures("eager_compiler")
+@pytest.mark.parametrize("form", ["skip", "gather"])
+@pytest.mark.parametrize("scaling", ["sqrt", "linear", "none"])
+def test_a_stage_is_compiled_once(form: str, scaling: str) -> None:
+    model = bert()
+    method = make_method("raptr", shape=CONFIG.shape, steps=90, schedule="2-3-5", lengths="equal", scaling=scaling)
+    run = make_execution(model, settings(execution=form, compile=True), CPU)
+    start = graphs = counters["stats"]["unique_graphs"]
+    for phase in method.phases():
+        for step in range(phase.start, phase.stop):
+            run.backward(batch(step), method.subnetwork(step))
+            if step == phase.start:
+                graphs = counters["stats"]["unique_graphs"]
+        assert counters["stats"]["unique_graphs"] == graphs, phase
+    assert graphs - start <= 4  # embeddings, head, a block with scales and one without
+
+
+def test_forms_that_do_not_fit_together_are_refused() -> None:
+    def config(**sections: dict[str, object]) -> Config:
+        return Config.read({"train": {"steps": 10, "execution": "gather", **sections.pop("train", {})}, **sections})
+
+    with pytest.raises(ValueError, match=r"train.execution is 'gather' with train.recompute; auto and skip"):
+        config(train={"recompute": True})
+    with pytest.raises(ValueError, match=r"train.execution is 'gather' with data.isolate_documents; auto and skip"):
+        config(data={"isolate_documents": True})
+
+
+def test_what_auto_means() -> None:
+    gpu = torch.device("cuda")
+    assert settings().form(gpu, False) == "gather"
+    assert settings().compiled(gpu)
+    assert settings().stream(gpu) is torch.bfloat16
+    for other in (settings(deterministic=True), settings(recompute=True)):
+        assert other.form(gpu, False) == "skip"
+    assert settings().form(gpu, True) == "skip"
+    assert not settings(deterministic=True).compiled(gpu)
+    assert settings().form(CPU, False) == "skip"
+    assert not settings().compiled(CPU)
+    assert settings().stream(CPU) is None
+    assert settings(precision="mixed").stream(gpu) is None
+
+
+@on_gpu
+@pytest.mark.parametrize("length", [128, 100, 16])
+def test_attention_kernel(length: int) -> None:
+    from raptr.models import kernels
+
+    torch.manual_seed(0)
+    qkv = torch.randn(6, length, 3 * 4 * 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.randn(3 * 4 * 64, device="cuda", requires_grad=True)
+    grad = torch.randn(6, length, 4 * 64, device="cuda", dtype=torch.bfloat16)
+    wide = [t.detach().double().requires_grad_() for t in (qkv, bias)]
+    q, k, v = (wide[0] + wide[1]).view(6, length, 3, 4, 64).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    expected.backward(grad.double())  # type: ignore[no-untyped-call]
+    found = kernels.attention(qkv + bias.detach().bfloat16(), bias, 4)
+    found.backward(grad)
+    for mine, right in ((found, expected), (qkv.grad, wide[0].grad), (bias.grad, wide[1].grad)):
+        assert mine is not None
+        assert right is not None
+        assert (mine - right).norm() / right.norm() < 1e-2
+
+
+@on_gpu
+def test_gelu_kernel() -> None:
+    from raptr.models import kernels
+
+    torch.manual_seed(0)
+    h = (3 * torch.randn(5, 77, 300, device="cuda")).bfloat16().requires_grad_()
+    bias = torch.randn(300, device="cuda", requires_grad=True)
+    grad = torch.randn(5, 77, 300, device="cuda", dtype=torch.bfloat16)
+    wide = [t.detach().double().requires_grad_() for t in (h, bias)]
+    expected = F.gelu(wide[0] + wide[1])
+    expected.backward(grad.double())  # type: ignore[no-untyped-call]
+    found = kernels.gelu(h + bias.detach().bfloat16(), bias)
+    found.backward(grad)
+    for mine, right in ((found, expected), (h.grad, wide[0].grad), (bias.grad, wide[1].grad)):
+        assert mine is not None
+        assert right is not None
+        assert (mine - right).norm() / right.norm() < 5e-3
+
+
+@on_gpu
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_graphs_equal_skipping_on_a_gpu(name: str) -> None:
+    gpu, subnetwork = torch.device("cuda"), SUBNETWORKS[name]
+    model = bert(gpu, torch.float32)
+    plain = {"precision": "float32", "compile": False}
+    skip = make_execution(model, settings(execution="skip", **plain), gpu)
+    gather = make_execution(model, settings(execution="gather", **plain), gpu)
+    for _ in range(3):
+        loss, expected = gradients(model, skip, subnetwork, 1)
+        expected = {key: value.clone() for key, value in expected.items()}
+        other, found = gradients(model, gather, subnetwork, 1)
+        torch.testing.assert_close(other, loss)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
