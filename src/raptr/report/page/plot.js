@@ -227,11 +227,12 @@ function makePlot(box, runs, axes, readout) {
   function turn(factor, shift = 0) {
     const { toX, fromX } = scales;
     const [left, right] = scales.x.map(toX);
-    const middle = state.cursor === null ? (left + right) / 2 : toX(state.cursor);
+    const cursor = state.cursor === null ? NaN : toX(state.cursor);
+    const middle = cursor >= left && cursor <= right ? cursor : (left + right) / 2;
     const moved = [left, right].map((edge) => middle + (edge - middle) / factor + shift * (right - left));
     const [first, last] = extent().map(toX);
-    const held = Math.max(first - moved[0], 0) + Math.min(last - moved[1], 0); // stay inside when moving
-    zoom(...moved.map((edge) => fromX(edge + (shift ? held : 0))));
+    const back = Math.max(first - moved[0], 0) + Math.min(last - moved[1], 0); // what is past an end comes back
+    zoom(...moved.map((edge) => fromX(edge + back)));
   }
 
   /** Move the cursor along the points that the visible runs were evaluated at. */
