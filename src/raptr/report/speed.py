@@ -61,17 +61,17 @@ def stages(run: Run) -> list[Stage]:
 
 def speed_ups(runs: Sequence[Run]) -> list[SpeedUp]:
     """Every run but the full ones beside its own full stage, and beside the first full run it compares with."""
-    names = labels(runs)
+    names, measured = labels(runs), [stages(run) for run in runs]
     found = []
-    for index, run in enumerate(runs):
+    for index, (run, own) in enumerate(zip(runs, measured, strict=True)):
         if run.method == "full":
             continue
         baselines = [other for other in range(len(runs)) if runs[other].method == "full" and _like(run, runs[other])]
         # A run of one stage says nothing by itself, which is worth a line only where no other says more.
-        if len(stages(run)) > 1 or not baselines:
-            found.append(_within(index, run))
+        if len(own) > 1 or not baselines:
+            found.append(_within(index, run, own))
         if baselines:
-            found.append(_compared(index, run, names[baselines[0]], stages(runs[baselines[0]])))
+            found.append(_compared(index, run, own, names[baselines[0]], measured[baselines[0]]))
     return found
 
 
@@ -93,23 +93,22 @@ def _stage(number: int, records: Sequence[TrainRecord], steps: int) -> Stage:
     )
 
 
-def _within(index: int, run: Run) -> SpeedUp:
+def _within(index: int, run: Run, own: Sequence[Stage]) -> SpeedUp:
     """A run beside its last stage, which is the full model in every method that has stages."""
-    found = stages(run)
     planned = run.train[-1].stages if run.train else None
     if planned == 1:
         return SpeedUp(index, OWN_STAGE, note="one stage, so no full one to compare with")
-    if planned is None or found[-1].number != planned:
+    if planned is None or own[-1].number != planned:
         return SpeedUp(index, OWN_STAGE, note="the full stage has not been reached")
-    return _compared(index, run, OWN_STAGE, found[-1:])
+    return _compared(index, run, own, OWN_STAGE, own[-1:])
 
 
-def _compared(index: int, run: Run, reference: str, full: Sequence[Stage]) -> SpeedUp:
+def _compared(index: int, run: Run, own: Sequence[Stage], reference: str, full: Sequence[Stage]) -> SpeedUp:
     """An average step of the run beside a step of the full model, as the stages in `full` measured it."""
     full_flops = _mean([stage.flops_per_step for stage in full], full)
     full_seconds = _mean([stage.seconds_per_step for stage in full], full)
     # The FLOPs so far are known to the step; times are weighed by stage, so that compiling does not count.
-    last, own = (run.train[-1] if run.train else None), stages(run)
+    last = run.train[-1] if run.train else None
     flops = last.flops / last.step if last and last.step else None
     seconds = _mean([stage.seconds_per_step for stage in own], own)
     notes = [] if full_seconds and seconds else ["too few train records to tell the time per step"]

@@ -50,14 +50,15 @@ function makeReadout(box) {
   return (x, rows, share, axis) => {
     panel.hidden = x === null || !rows.length;
     if (panel.hidden) return panel.replaceChildren();
-    const heading = axis.whole ? `step ${place(x, axis)}` : `${place(x, axis)} ${axis.unit}`;
-    const entries = rows.map(({ index, name, held, train }) => make("p", {}, swatch(index), make("b", {}, name), make("span", {},
-      [
-        held && `held-out ${held.y.toFixed(3)} at ${place(held.x, axis)}`,
-        train && `train ${train.y.toFixed(3)}`,
-      ].filter(Boolean).join(", ") || "no loss")));
+    const here = axis.whole ? `step ${place(x, axis)}` : `${place(x, axis)} ${axis.unit}`;
+    const line = (tag, ...cells) => make("tr", {}, ...cells.map((content) => make(tag, {}, content)));
+    const lines = rows.map(({ index, name, held, train }) => line("td",
+      make("span", {}, swatch(index), name),
+      held ? held.y.toFixed(3) : "–",
+      held ? `at ${place(held.x, axis)}` : "",
+      train ? train.y.toFixed(3) : "–"));
     panel.classList.toggle("left", share > 0.5);
-    return panel.replaceChildren(make("p", { className: "quiet" }, heading), ...entries);
+    return panel.replaceChildren(make("table", {}, line("th", here, "held-out", "", "train"), ...lines));
   };
 }
 
