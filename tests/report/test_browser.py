@@ -39,9 +39,10 @@ const text = (selector) => one(selector).textContent;
 const svg = one("#plot > svg");
 const ticks = () => all(".axes .tick + text").map((tick) => tick.textContent);
 const key = (name, more = {}) => svg.dispatchEvent(new KeyboardEvent("keydown", { key: name, ...more }));
-const hand = (type, share) => {
+const hand = (type, share, pointerType = "mouse") => {
   const { left, top, width, height } = svg.getBoundingClientRect();
-  svg.dispatchEvent(new PointerEvent(type, { clientX: left + share * width, clientY: top + height / 2, button: 0 }));
+  const place = { clientX: left + share * width, clientY: top + height / 2 };
+  svg.dispatchEvent(new PointerEvent(type, { ...place, button: 0, pointerType }));
 };
 const background = () => getComputedStyle(document.body).backgroundColor;
 """
@@ -154,9 +155,11 @@ def test_the_losses_under_the_pointer_are_read_out(make_run: MakeRun, see: See) 
         seen.marks = count(".marks .mark");
         hand("pointerleave", 0.98);
         seen.after = readout.hidden;
+        for (const type of ["pointerdown", "pointerup", "pointerleave"]) hand(type, 0.5, "touch");
+        seen.tapped = readout.hidden;
         """,
     )
-    assert (seen["before"], seen["after"], seen["marks"]) == (True, True, 2)
+    assert (seen["before"], seen["after"], seen["tapped"], seen["marks"]) == (True, True, False, 2)
     heading, first, second = seen["rows"]
     assert re.fullmatch(r"step 39\d|step 400", heading[0])
     assert heading[1:] == ["held-out", "", "train"]

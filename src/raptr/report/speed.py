@@ -133,12 +133,12 @@ def _mean(costs: Sequence[float | None], measured: Sequence[Stage]) -> float | N
 def _like(run: Run, other: Run) -> bool:
     """Whether two runs' times per step may be compared: one model, data, batch and machine."""
 
-    def part(of: Mapping[str, Any], section: str, keys: Sequence[str]) -> list[Any]:
-        values = of.get(section)
-        return [values.get(key) for key in keys] if isinstance(values, Mapping) else []
+    def shared(of: Run) -> list[Any]:
+        training = of.config.get("train")
+        return [
+            *(of.config.get(section) for section in SAME_SECTIONS),
+            *(training.get(key) for key in SAME_TRAINING if isinstance(training, Mapping)),
+            *(of.environment.get(key) for key in SAME_HARDWARE),
+        ]
 
-    return (
-        all(run.config.get(section) == other.config.get(section) for section in SAME_SECTIONS)
-        and part(run.config, "train", SAME_TRAINING) == part(other.config, "train", SAME_TRAINING)
-        and all(run.environment.get(key) == other.environment.get(key) for key in SAME_HARDWARE)
-    )
+    return shared(run) == shared(other)

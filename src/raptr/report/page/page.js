@@ -9,8 +9,9 @@ function make(tag, properties = {}, ...children) {
 
 /** A line in the run's colour, as the plot draws it. */
 function swatch(index) {
-  const picture = draw(document.createDocumentFragment(), "svg", { class: "swatch", viewBox: "0 0 22 10", "aria-hidden": true });
-  draw(picture, "path", { class: `held run-${index % 7} dash-${Math.floor(index / 7) % 4}`, d: "M1 5H21" });
+  const nowhere = document.createDocumentFragment();
+  const picture = draw(nowhere, "svg", { class: "swatch", viewBox: "0 0 22 10", "aria-hidden": true });
+  draw(picture, "path", { class: look("held", index), d: "M1 5H21" });
   return picture;
 }
 
@@ -20,7 +21,7 @@ function cell(tag, content, words) {
   const element = make(tag, { className: words ? "words" : "" });
   if (run !== undefined && bar === undefined) element.append(swatch(run));
   if (bar !== undefined) {
-    const length = make("i", { className: `bar run-${run % 7}` });
+    const length = make("i", { className: look("bar", run) });
     length.style.setProperty("--length", bar);
     element.append(length);
   }
@@ -87,7 +88,8 @@ function start() {
 
   runs.forEach((run, index) => {
     const final = run.final === null ? "" : run.final.toFixed(3);
-    const entry = make("button", { type: "button", ariaPressed: "true" }, swatch(index), make("b", {}, run.name), ` ${final}`);
+    const entry = make("button", { type: "button", ariaPressed: "true" }, swatch(index));
+    entry.append(make("b", {}, run.name), ` ${final}`);
     entry.addEventListener("click", () => {
       entry.ariaPressed = String(entry.ariaPressed !== "true");
       plot.show(index, entry.ariaPressed === "true");

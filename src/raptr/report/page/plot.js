@@ -18,6 +18,11 @@ function draw(parent, tag, attributes = {}, text = "") {
   return parent.appendChild(element);
 }
 
+/** The classes of a run's mark: seven colours, and past them the same again with other strokes. */
+function look(kind, index) {
+  return `${kind} run-${index % 7} dash-${Math.floor(index / 7) % 4}`;
+}
+
 /** A number with a fixed number of decimals and commas between the thousands. */
 function decimals(value, digits) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -105,11 +110,11 @@ function makePlot(box, runs, axes, readout) {
     const bend = state.log ? Math.log : (value) => value;
     const straighten = state.log ? Math.exp : (value) => value;
     const [from, to] = x.map(bend);
+    const [right, bottom] = [width - MARGIN.right, height - MARGIN.bottom];
+    const toX = (value) => MARGIN.left + ((bend(value) - from) / (to - from)) * inner[0];
     return {
-      width, height, x, y,
-      right: width - MARGIN.right,
-      bottom: height - MARGIN.bottom,
-      toX: (value) => MARGIN.left + ((bend(value) - from) / (to - from)) * inner[0],
+      width, height, right, bottom, x, y, toX,
+      upright: (value) => ({ x1: toX(value), x2: toX(value), y1: MARGIN.top, y2: bottom }),
       toY: (value) => MARGIN.top + ((y[1] - value) / (y[1] - y[0])) * inner[1],
       fromX: (pixel) => straighten(from + ((pixel - MARGIN.left) / inner[0]) * (to - from)),
     };
@@ -135,18 +140,20 @@ function makePlot(box, runs, axes, readout) {
 
   /** Where each stage but the last ends; with one staged run in view, also how many layers each trains. */
   function drawStages(area) {
-    const { toX, x: [left, right], bottom } = scales;
+    const { toX, x: [left, right], upright } = scales;
     const staged = shown.filter(({ run }) => run.stages.length > 1);
     for (const { run, index } of staged) {
       const ends = positions({ [state.axis.key]: run.stages.map((stage) => stage[state.axis.key]) });
       for (const end of ends.slice(0, -1))
         if (end !== null && end >= left && end <= right)
-          draw(area, "line", { class: `stage run-${index % 7}`, "data-run": index, x1: toX(end), x2: toX(end), y1: MARGIN.top, y2: bottom });
+          draw(area, "line", { class: look("stage", index), "data-run": index, ...upright(end) });
       if (staged.length > 1) continue;
       run.stages.forEach((stage, n) => {
         const from = toX(Math.max(left, n ? ends[n - 1] : left));
         const to = toX(Math.min(right, ends[n]));
-        if (to - from >= LABELLED) draw(svg, "text", { class: "size", x: (from + to) / 2, y: MARGIN.top - 6, "text-anchor": "middle" }, stage.text);
+        if (to - from < LABELLED) return;
+        const place = { x: (from + to) / 2, y: MARGIN.top - 6, "text-anchor": "middle" };
+        draw(svg, "text", { class: "size", ...place }, stage.text);
       });
     }
   }
@@ -160,12 +167,12 @@ function makePlot(box, runs, axes, readout) {
       pen = point ? "L" : "M";
     }
     if (!path) return;
-    const look = { class: `${kind} run-${index % 7} dash-${Math.floor(index / 7) % 4}`, "data-run": index };
-    draw(area, "path", { ...look, d: path.includes("L") ? path : `${path}h0` }); // h0: one point is a dot
+    if (!path.includes("L")) path += "h0"; // one point is a dot
+    draw(area, "path", { class: look(kind, index), "data-run": index, d: path });
     if (kind !== "held") return;
     const inView = line.filter((point) => point && point.x >= left && point.x <= right);
     for (const { x, y } of inView.length > DOTS ? inView.slice(-1) : inView)
-      draw(area, "circle", { class: `dot run-${index % 7}`, "data-run": index, cx: toX(x), cy: toY(y), r: 3 });
+      draw(area, "circle", { class: look("dot", index), "data-run": index, cx: toX(x), cy: toY(y), r: 3 });
   }
 
   function redraw() {
@@ -176,7 +183,8 @@ function makePlot(box, runs, axes, readout) {
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("aria-label", `Loss against ${state.axis.name} of ${runs.map((run) => run.name).join(", ")}`);
     const clip = draw(draw(svg, "defs"), "clipPath", { id: "inside" });
-    draw(clip, "rect", { x: MARGIN.left - 4, y: MARGIN.top - 4, width: right - MARGIN.left + 8, height: bottom - MARGIN.top + 4 });
+    const [left, top] = [MARGIN.left - 4, MARGIN.top - 4]; // dots on the edge are whole
+    draw(clip, "rect", { x: left, y: top, width: right + 4 - left, height: bottom - top });
     drawAxes();
     const area = draw(svg, "g", { class: "area", "clip-path": "url(#inside)" });
     drawStages(area);
@@ -192,7 +200,8 @@ function makePlot(box, runs, axes, readout) {
   /** The point of a line nearest to x. */
   function nearest(line, x) {
     const far = (candidate) => Math.abs(scales.toX(candidate.x) - scales.toX(x));
-    return line.filter(Boolean).reduce((best, candidate) => (best && far(best) <= far(candidate) ? best : candidate), null);
+    const nearer = (best, candidate) => (best && far(best) <= far(candidate) ? best : candidate);
+    return line.filter(Boolean).reduce(nearer, null);
   }
 
   /** Put the cursor at x (null: take it away) and read the runs out there. */
@@ -200,11 +209,12 @@ function makePlot(box, runs, axes, readout) {
     state.cursor = x;
     marks.replaceChildren();
     if (x === null || x < scales.x[0] || x > scales.x[1]) return readout(null, []);
-    const { toX, toY, bottom } = scales;
-    draw(marks, "line", { class: "cursor", x1: toX(x), x2: toX(x), y1: MARGIN.top, y2: bottom });
-    const rows = shown.map(({ run, index, held, train }) => ({ index, name: run.name, held: nearest(held, x), train: nearest(train, x) }));
+    const { toX, toY, upright } = scales;
+    draw(marks, "line", { class: "cursor", ...upright(x) });
+    const rows = shown.map(({ run, index, held, train }) =>
+      ({ index, name: run.name, held: nearest(held, x), train: nearest(train, x) }));
     for (const { held, index } of rows)
-      if (held) draw(marks, "circle", { class: `mark run-${index % 7}`, cx: toX(held.x), cy: toY(held.y), r: 5 });
+      if (held) draw(marks, "circle", { class: look("mark", index), cx: toX(held.x), cy: toY(held.y), r: 5 });
     return readout(x, rows, toX(x) / scales.width, state.axis);
   }
 
@@ -269,8 +279,9 @@ function makePlot(box, runs, axes, readout) {
   svg.addEventListener("pointermove", (event) => {
     const here = pixel(event);
     point(scales.fromX(here));
-    if (pressed !== null && Math.abs(here - pressed) > DRAG)
-      draw(marks, "rect", { class: "chosen", x: Math.min(pressed, here), width: Math.abs(here - pressed), y: MARGIN.top, height: scales.bottom - MARGIN.top });
+    if (pressed === null || Math.abs(here - pressed) <= DRAG) return;
+    const [x, width, height] = [Math.min(pressed, here), Math.abs(here - pressed), scales.bottom - MARGIN.top];
+    draw(marks, "rect", { class: "chosen", x, y: MARGIN.top, width, height });
   });
   svg.addEventListener("pointerup", (event) => {
     const [from, to] = [pressed, pixel(event)];
@@ -279,7 +290,10 @@ function makePlot(box, runs, axes, readout) {
     else point(scales.fromX(to));
   });
   svg.addEventListener("pointercancel", () => { pressed = null; point(null); });
-  svg.addEventListener("pointerleave", () => { if (pressed === null) point(null); });
+  // A finger leaves with every tap; what it read out stays.
+  svg.addEventListener("pointerleave", (event) => {
+    if (pressed === null && event.pointerType !== "touch") point(null);
+  });
   svg.addEventListener("dblclick", reset);
   svg.addEventListener("blur", () => point(null));
   redraw();
