@@ -34,8 +34,11 @@ def test_from_command_to_report(
     assert "going on from step 5 of 8" in said
     assert "runs/demo-raptr/export" in said
     assert (tmp_path / "runs/demo-raptr/report/losses.png").exists()
+    assert "page    runs/demo-raptr/report/report.html" in said
     assert call(monkeypatch, "pretrain", *common, "--method", "full", "--run", "runs/full") == 0
     assert call(monkeypatch, "report", "runs/demo-raptr", "runs/full", "--out", "both") == 0
+    assert "page    both/report.html" in capsys.readouterr().out
+    assert (tmp_path / "both" / "report.html").exists()
     rows = json.loads((tmp_path / "both" / "table.json").read_text())
     assert {row["method"] for row in (rows["runs"] if isinstance(rows, dict) else rows)} == {"raptr", "full"}
     saved = yaml.safe_load((tmp_path / "runs/demo-raptr/config.yaml").read_text())

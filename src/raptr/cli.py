@@ -126,6 +126,7 @@ def pretrain(
         model = folder / "checkpoints" / f"step-{result.step}"
     console.print(f"model   {escape(str(model))}", highlight=False)
     console.print(f"report  {escape(str(report.plot))}", highlight=False)
+    console.print(f"page    {escape(str(report.page))}", highlight=False)
 
 
 @app.command()
@@ -247,13 +248,14 @@ def study(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="Where to write the plot and the tables.")] = Path("runs/report"),
+    out: Annotated[Path, typer.Option(help="Where to write the page, the plot and the tables.")] = Path("runs/report"),
 ) -> None:
-    """Compare runs: a table, and a plot of their losses against steps and against FLOPs."""
+    """Compare runs: a table, a plot of their losses, and a page to explore losses, speed and settings in."""
     written = write_report(runs, out)
     console = Console()
     console.print(written.table)
     console.print(f"plot    {escape(str(written.plot))}", highlight=False)
+    console.print(f"page    {escape(str(written.page))}", highlight=False)
 
 
 def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:

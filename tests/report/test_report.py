@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 import raptr.report
-from raptr.report import dicts, draw_losses, losses, markdown, read_run, rich_table, summary, write_report
+from raptr.report import dicts, draw_losses, losses, markdown, read_run, render, rich_table, summary, write_report
 from raptr.report.plots import smooth
-from raptr.report.units import FLOP_PREFIXES, duration, short
+from raptr.report.units import FLOP_PREFIXES, duration, layers, short, step_time, time_unit
 
 LAYERS = 12
 
@@ -313,6 +313,26 @@ def test_durations_are_readable(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 µs"), (3.2e-5, "32 µs"), (0.04213, "42.1 ms"), (0.99999, "1 s"), (1.254, "1.25 s"), (95.0, "95 s")],
+)
+def test_times_of_steps_have_three_digits(seconds: float, text: str) -> None:
+    assert step_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [(0, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours"), (2 * 86400, "days")],
+)
+def test_a_plot_of_times_has_a_fitting_unit(seconds: float, unit: str) -> None:
+    assert time_unit(seconds)[1] == unit
+
+
+def test_layers_are_counted_in_words() -> None:
+    assert [layers(size) for size in (1, 6, 7.25)] == ["1 layer", "6 layers", "7.25 layers"]
+
+
 # Plots
 
 
@@ -414,13 +434,14 @@ def test_a_plot_of_no_runs_is_refused() -> None:
 # The whole report
 
 
-def test_a_report_is_a_plot_and_two_tables(tmp_path: Path) -> None:
+def test_a_report_is_a_page_a_plot_and_two_tables(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "full", steps=200),
         make_run(tmp_path / "staged", schedule="6-12", steps=200),
     ]
     report = write_report(folders, tmp_path / "deep" / "out")
     assert {path.name for path in (tmp_path / "deep" / "out").iterdir()} == {
+        "report.html",
         "losses.png",
         "table.md",
         "table.json",
@@ -431,6 +452,7 @@ def test_a_report_is_a_plot_and_two_tables(tmp_path: Path) -> None:
     rows = summary([read_run(folder) for folder in folders])
     assert json.loads(report.json.read_text()) == dicts(rows)
     assert report.markdown.read_text() == markdown(rows)
+    assert report.page.read_text() == render([read_run(folder) for folder in folders])
     assert len(report.table.columns) == 3
 
 
@@ -441,7 +463,7 @@ def test_a_report_of_no_runs_is_refused(tmp_path: Path) -> None:
 
 def test_the_report_imports_neither_training_nor_torch() -> None:
     imported = set()
-    for file in Path(raptr.report.__file__).parent.glob("*.py"):
+    for file in Path(raptr.report.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}

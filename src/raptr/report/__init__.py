@@ -1,4 +1,4 @@
-"""Run folders become plots and tables; everything here is derived from what a run has written."""
+"""Run folders become plots, tables and a page; everything here is derived from what a run has written."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from raptr.report.page import render
 from raptr.report.plots import draw_losses, losses
 from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, read_run
 from raptr.report.tables import Row, dicts, markdown, rich_table, summary
@@ -23,6 +24,7 @@ __all__ = [
     "losses",
     "markdown",
     "read_run",
+    "render",
     "rich_table",
     "summary",
     "write_report",
@@ -33,6 +35,7 @@ __all__ = [
 class Report:
     """Where a report's files are, and its table for the terminal."""
 
+    page: Path
     plot: Path
     markdown: Path
     json: Path
@@ -40,13 +43,20 @@ class Report:
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Report:
-    """Write the plot and the table of the runs in these folders into `out`."""
+    """Write the page, the plot and the table of the runs in these folders into `out`."""
     if not runs:
         raise ValueError("A report needs at least one run folder, and none was given.")
     read = [read_run(path) for path in runs]
     rows = summary(read)
     out.mkdir(parents=True, exist_ok=True)
-    report = Report(out / "losses.png", out / "table.md", out / "table.json", rich_table(rows))
+    report = Report(
+        page=out / "report.html",
+        plot=out / "losses.png",
+        markdown=out / "table.md",
+        json=out / "table.json",
+        table=rich_table(rows),
+    )
+    report.page.write_text(render(read), encoding="utf-8")
     losses(read, report.plot)
     report.markdown.write_text(markdown(rows), encoding="utf-8")
     report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from raptr.report.runs import Run, labels
-from raptr.report.units import FLOP_PREFIXES, scale, short
+from raptr.report.units import FLOP_PREFIXES, layers, scale, short
 
 WIDTH, HEIGHT, DPI = 1600, 650, 160  # pixels, pixels, pixels per inch
 
@@ -181,7 +181,7 @@ def _label_stages(by_step: Axes, by_flops: Axes, run: Run, divisor: float) -> No
             if right - left < LABELLED_STAGE_SHARE * edges[-1]:
                 continue
             axes.annotate(
-                f"{size:.3g} layer{'' if size == 1 else 's'}",
+                layers(float(size)),
                 ((left + right) / 2, 1.0),
                 xycoords=axes.get_xaxis_transform(),
                 xytext=(0, 3),

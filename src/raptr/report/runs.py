@@ -51,6 +51,7 @@ class Transition:
 
     step: int
     flops: float
+    seconds: float
     stage: int
 
 
@@ -80,6 +81,12 @@ class Run:
         return None if schedule is None else str(schedule)
 
     @property
+    def planned(self) -> int | None:
+        """The steps the configuration asks for, or None where it does not say."""
+        steps = _section(self.config, "train").get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
     def last(self) -> TrainRecord | EvalRecord:
         """The record of the largest step: how far the run has come."""
         records: tuple[TrainRecord | EvalRecord, ...] = (*self.train, *self.evals)
@@ -91,7 +98,7 @@ class Run:
         # A record describes the step that has just run, so the old stage's last record is the nearest
         # known point at or before the change, and exactly it where the stage ends on a logged step.
         return tuple(
-            Transition(old.step, old.flops, new.stage)
+            Transition(old.step, old.flops, old.seconds, new.stage)
             for old, new in zip(self.train, self.train[1:], strict=False)
             if old.stage != new.stage
         )

@@ -43,6 +43,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """The rows as text, one line per run; `text` says which columns hold words rather than numbers."""
+
+    headings: Sequence[str]
+    text: Sequence[bool]
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
 class _Column:
     heading: str
     cell: Callable[[Row], str]
@@ -117,14 +127,25 @@ def rich_table(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, with its notes below."""
-    columns = _columns(rows)
+    cells = grid(rows)
     lines = [
-        [column.heading for column in columns],
-        ["---" if column.text else "---:" for column in columns],
-        *([column.cell(row).replace("|", r"\|") for column in columns] for row in rows),
+        cells.headings,
+        ["---" if text else "---:" for text in cells.text],
+        *([cell.replace("|", r"\|") for cell in line] for line in cells.lines),
     ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([table, *_notes(rows)]) + "\n"
+    return "\n\n".join([table, *cells.notes]) + "\n"
+
+
+def grid(rows: Sequence[Row]) -> Grid:
+    """The rows' cells, for whoever lays them out."""
+    columns = _columns(rows)
+    return Grid(
+        headings=[column.heading for column in columns],
+        text=[column.text for column in columns],
+        lines=[[column.cell(row) for column in columns] for row in rows],
+        notes=_notes(rows),
+    )
 
 
 def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:

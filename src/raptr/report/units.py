@@ -38,3 +38,24 @@ def duration(seconds: float) -> str:
         return f"{whole // 60}m {whole % 60:02d}s"
     minutes = round(seconds / 60)
     return f"{minutes // 60}h {minutes % 60:02d}m"
+
+
+def step_time(seconds: float) -> str:
+    """The time of a step with three digits, such as `850 µs`, `42.1 ms` or `1.25 s`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if float(f"{seconds / size:.3g}") >= 1 or unit == "µs":
+            break
+    return f"{seconds / size:.3g} {unit}"
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The seconds and the name of the unit in which times up to this one are plotted."""
+    for size, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return size, name
+    return 1.0, "seconds"
+
+
+def layers(size: float) -> str:
+    """A number of layers, which may be an average, with its word."""
+    return f"{size:.3g} layer{'' if size == 1 else 's'}"

@@ -1,0 +1,98 @@
+"""The curves of runs as short lists of numbers: losses at every step, thinned so that long runs stay small."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from raptr.report.plots import smooth
+from raptr.report.runs import EvalRecord, Run, TrainRecord, labels
+from raptr.report.speed import stages
+from raptr.report.units import FLOP_PREFIXES, layers, scale, time_unit
+
+POINTS = 2000  # of a line, at most: a wide screen has no more pixels
+DIGITS = 6
+
+
+def axes(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What losses can be plotted against: a record's field, how it is named, and the size of its unit."""
+    flops, prefix = scale(max(run.last.flops for run in runs), FLOP_PREFIXES)
+    seconds, unit = time_unit(max(run.last.seconds for run in runs))
+    return [
+        {"key": "step", "name": "steps", "label": "steps", "unit": "", "size": 1, "whole": True},
+        {
+            "key": "flops",
+            "name": "FLOPs",
+            "label": f"training compute of the whole model ({prefix}FLOP)",
+            "unit": f"{prefix}FLOP",
+            "size": flops,
+            "whole": False,
+        },
+        {
+            "key": "seconds",
+            "name": "time",
+            "label": f"training time without evaluation ({unit})",
+            "unit": unit,
+            "size": seconds,
+            "whole": False,
+        },
+    ]
+
+
+def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For every run its two lines, and the stages with the point where each ends."""
+    found = []
+    for name, run in zip(labels(runs), runs, strict=True):
+        ends = [*run.transitions, run.last]
+        trained = smooth([record.loss for record in run.train], [record.stage for record in run.train])
+        found.append(
+            {
+                "name": name,
+                "final": _number(run.evals[-1].loss) if run.evals else None,
+                "held": _line(run.evals, [record.loss for record in run.evals]),
+                "train": _line(run.train, trained),
+                "stages": [
+                    {
+                        "text": layers(stage.size),
+                        "step": end.step,
+                        "flops": _number(end.flops),
+                        "seconds": _number(end.seconds),
+                    }
+                    for stage, end in zip(stages(run), ends, strict=False)
+                ],
+            }
+        )
+    return found
+
+
+def thin(values: Sequence[float], limit: int = POINTS) -> list[int]:
+    """The indices of at most `limit` values that keep a line's look: the ends, and the extremes of equal buckets."""
+    if len(values) <= limit:
+        return list(range(len(values)))
+    array = np.asarray(values, dtype=float)
+    finite = np.isfinite(array)
+    low, high = np.where(finite, array, np.inf), np.where(finite, array, -np.inf)
+    edges = np.linspace(0, len(array), (limit - 2) // 2 + 1).astype(int).tolist()
+    kept = {0, len(array) - 1}
+    for start, stop in pairwise(edges):
+        kept |= {start + int(low[start:stop].argmin()), start + int(high[start:stop].argmax())}
+    return sorted(kept)
+
+
+def _line(
+    records: Sequence[TrainRecord] | Sequence[EvalRecord], losses: Sequence[float]
+) -> dict[str, list[float | None]]:
+    kept = thin(losses)
+    return {
+        "step": [records[index].step for index in kept],
+        "flops": [_number(records[index].flops) for index in kept],
+        "seconds": [_number(records[index].seconds) for index in kept],
+        "loss": [_number(losses[index]) for index in kept],
+    }
+
+
+def _number(value: float) -> float | None:
+    """A number with as many digits as a plot can show; None for what JSON cannot hold."""
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

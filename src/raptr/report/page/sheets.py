@@ -1,0 +1,119 @@
+"""The page's tables, worded: results, speed by stage, speed-ups, settings and environments.
+
+A sheet has headings, says which columns hold words, and has lines of cells. A cell is text, or text with the number
+of its run (shown in the run's colour) and the length of a bar behind it, from 0 to 1.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from raptr.report.runs import Run, labels
+from raptr.report.speed import speed_ups, stages
+from raptr.report.tables import grid, summary
+from raptr.report.units import short, step_time
+
+NONE = "–"
+
+Cell = str | dict[str, Any]
+
+
+def sheets(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Every table of the page by the name of its place there."""
+    return {
+        "results": _results(runs),
+        "stages": _stages(runs),
+        "speedups": _speed_ups(runs),
+        "differences": _differences(runs),
+        "settings": _compared("setting", runs, [run.config for run in runs]),
+        "environment": _compared("", runs, [run.environment for run in runs]),
+    }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as text by their dotted names; what is not set is left out."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
+
+
+def _sheet(
+    headings: Sequence[Cell], words: Sequence[bool], lines: Sequence[Sequence[Cell]], notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    return {"headings": list(headings), "words": list(words), "lines": list(lines), "notes": list(notes)}
+
+
+def _results(runs: Sequence[Run]) -> dict[str, Any]:
+    cells = grid(summary(runs))
+    lines: list[list[Cell]] = [[{"text": line[0], "run": index}, *line[1:]] for index, line in enumerate(cells.lines)]
+    unfinished = [
+        f"{name} is not finished: {run.last.step:,} of {run.planned:,} steps."
+        for name, run in zip(labels(runs), runs, strict=True)
+        if run.planned is not None and run.last.step < run.planned
+    ]
+    return _sheet(cells.headings, cells.text, lines, [*cells.notes, *unfinished])
+
+
+def _stages(runs: Sequence[Run]) -> dict[str, Any]:
+    """A line per run and stage; the bar is the speed beside the fastest of all."""
+    measured = [stages(run) for run in runs]
+    fastest = max((stage.tokens_per_second or 0 for stage in chain(*measured)), default=0)
+    lines: list[list[Cell]] = []
+    for index, (name, found) in enumerate(zip(labels(runs), measured, strict=True)):
+        for stage in found:
+            speed = stage.tokens_per_second
+            lines.append(
+                [
+                    {"text": name, "run": index},
+                    str(stage.number),
+                    f"{stage.size:.3g}",
+                    {"text": short(speed), "run": index, "bar": speed / fastest} if speed else NONE,
+                    NONE if stage.seconds_per_step is None else step_time(stage.seconds_per_step),
+                    f"{stage.steps:,}",
+                    str(stage.intervals),
+                ]
+            )
+    headings = ["run", "stage", "layers", "tokens/s", "time per step", "steps", "intervals"]
+    return _sheet(headings, [True, False, False, True, False, False, False], lines)
+
+
+def _speed_ups(runs: Sequence[Run]) -> dict[str, Any]:
+    names = labels(runs)
+    lines: list[list[Cell]] = [
+        [
+            {"text": names[found.run], "run": found.run},
+            found.reference,
+            _times(found.theoretical),
+            _times(found.realised),
+            NONE if found.share is None else f"{found.share:.0%}",
+            found.note,
+        ]
+        for found in speed_ups(runs)
+    ]
+    headings = ["run", "compared with", "theoretical", "realised", "realised of theoretical", "note"]
+    shown = len(headings) if any(line[-1] for line in lines) else -1
+    return _sheet(headings[:shown], [True, True, False, False, False, True], [line[:shown] for line in lines])
+
+
+def _differences(runs: Sequence[Run]) -> dict[str, Any]:
+    """The settings in which the runs differ, one column per run."""
+    sheet = _compared("setting", runs, [run.config for run in runs])
+    return {**sheet, "lines": [line for line in sheet["lines"] if len(set(line[1:])) > 1]}
+
+
+def _compared(heading: str, runs: Sequence[Run], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A line per name that occurs in any of the values, one column per run."""
+    columns = [flat(value) for value in values]
+    lines = [[key, *(column.get(key, NONE) for column in columns)] for key in dict.fromkeys(chain(*columns))]
+    headings: list[Cell] = [heading, *({"text": name, "run": index} for index, name in enumerate(labels(runs)))]
+    return _sheet(headings, [True] * len(headings), lines)
+
+
+def _times(value: float | None) -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:.2f}×"
