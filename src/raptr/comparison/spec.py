@@ -99,8 +99,8 @@ class Comparison:
     def table(self) -> Table:
         """The runs for a terminal, before anything is trained."""
         table = Table(title=f"{len(self.runs)} runs, in this order")
-        for column in ("run", "entry", "method", "peak", "seed", "steps", "FLOPs relative to full", "FLOPs"):
-            table.add_column(column, justify="left" if column in ("entry", "method") else "right")
+        for column in ("run", "entry", "method", "peak", "seed", "steps", "relative", "FLOPs"):
+            table.add_column(column, justify="left" if column in ("entry", "method") else "right", no_wrap=True)
         for number, run in enumerate(self.runs, start=1):
             if number > 1 and run.seed != self.runs[number - 2].seed:
                 table.add_section()
@@ -115,7 +115,10 @@ class Comparison:
                 f"{run.entry.flops:.3g}",
             )
         total = sum(run.entry.flops for run in self.runs)
-        table.caption = f"{total:.3g} FLOPs in all, as much as {total / self.full_flops:.1f} runs of full training"
+        table.caption = (
+            f"FLOPs are the whole model's, also relative to full; {total:.3g} in all, "
+            f"{total / self.full_flops:.1f} times those of one full run"
+        )
         return table
 
 
