@@ -56,7 +56,7 @@ def write_results(comparison: Comparison, out: Path) -> Table | None:
     write_file(out / f"{NAME}.json", json.dumps(plain(described), indent=1, allow_nan=False) + "\n")
     write_file(out / f"{NAME}.md", _page(comparison, table, len(found), environments))
     caption = " ".join([budget(comparison), *notes(table)])
-    return rich_table(finals(table), _title(comparison, len(found)), caption)
+    return rich_table(finals(table), f"Comparison: {_title(comparison, len(found))}", caption)
 
 
 def read_finished(comparison: Comparison, out: Path) -> list[tuple[PlannedRun, Run, Outcome]]:
@@ -109,7 +109,7 @@ def _title(comparison: Comparison, finished: int) -> str:
 
 def _page(comparison: Comparison, table: list[Row], finished: int, environments: list[Mapping[str, Any]]) -> str:
     parts = [f"# Comparison: {_title(comparison, finished)}", budget(comparison)]
-    parts.append("FLOPs are the whole model's, relative to full training over all its steps; so is the training time.")
+    parts.append("FLOPs are the whole model's, relative to full training over all its steps; times are training alone.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
     parts.append(f"![final loss against FLOPs]({NAME}.png)")
     if len(table) > len(finals(table)):

@@ -145,7 +145,9 @@ def markdown(table: Sequence[Row]) -> str:
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Table:
     """The rows as a table for the terminal."""
-    made = Table(title=Text(title), caption=Text(caption), box=box.SIMPLE_HEAD, caption_justify="left")
+    made = Table(
+        title=Text(title), caption=Text(caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left"
+    )
     columns = _columns(table)
     for column in columns:
         made.add_column(column.heading, justify="left" if column.text else "right")
@@ -156,7 +158,7 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Table:
 
 def notes(table: Sequence[Row]) -> list[str]:
     """What a reader of the table must know about its marks."""
-    said = ["± is the standard error over the seeds; differences are paired by seed."]
+    said = ["± is the standard error over the seeds; differences are paired by seed; ratio is that of times to full's."]
     if any(row.edge for row in table):
         said.append("* The best learning rate lies at the edge of its grid: a wider grid may give a lower loss.")
     for row in table:
@@ -186,7 +188,7 @@ def _columns(table: Sequence[Row]) -> list[_Column]:
         _Column("to full", lambda row: _signed(row.to_full)),
         _Column("to reduced", lambda row: _signed(row.to_reduced)),
         _Column("time", lambda row: "–" if row.seconds is None else duration(row.seconds)),
-        _Column("relative", lambda row: _fixed(row.relative_time, 2)),
+        _Column("ratio", lambda row: _fixed(row.relative_time, 2)),
     ]
     unused = set() if any(row.to_reduced for row in table) else {"to reduced"}
     return [column for column in columns if column.heading not in unused]
