@@ -49,7 +49,7 @@ def test_every_entry_spends_what_the_budget_pays_for_and_no_more(flops: float) -
 
 def test_full_training_at_a_fraction_of_the_flops_takes_that_fraction_of_the_steps() -> None:
     assert steps_of(read_comparison(given(flops=0.75)))[REDUCED] == 300
-    assert steps_of(read_comparison(given(flops=0.5)))[REDUCED] == 200
+    assert steps_of(read_comparison(given(flops=0.57)))[REDUCED] == 228  # 0.57 · 400 is a little less in floating point
 
 
 @pytest.mark.parametrize("start", [1, 7, 100, 5000])
