@@ -15,7 +15,7 @@ from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean
 
 HEIGHT = 720  # pixels
 BESIDE = 0.012  # entries of one cost stand this far apart, as a share of the panel
-SPREAD = 4.0  # losses further above the best than this many times the spread of the finals are cut off
+SPREAD = 2.0  # losses further above the best than this many times the spread of the finals are cut off
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], l
             color=look.colour,
             marker=look.marker,
             markersize=7,
-            markeredgecolor="white",
             capsize=3,
             zorder=3,
             gid=row.label,
@@ -83,7 +82,8 @@ def _places(final: Sequence[Row]) -> dict[str, float]:
 
 def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:
     """Loss against the learning rate, the best one ringed, those with a diverged run as crosses on top."""
-    axes.set_title("loss at every learning rate", fontsize=10, color=INK)
+    crossed = " (×: a run diverged)" if any(row.diverged for row in table) else ""
+    axes.set_title(f"loss at every learning rate{crossed}", fontsize=10, color=INK)
     axes.set_xlabel("peak learning rate", color=INK)
     axes.set_xscale("log")
     for label, look in looks.items():
@@ -101,6 +101,7 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) ->
     axes.set_ylim(
         *_limits([row.loss.mean for row in table if row.loss], [r.loss.mean for r in finals(table) if r.loss])
     )
+    axes.margins(x=0.08)
     tried = sorted({row.peak for row in table})
     axes.xaxis.set_major_locator(FixedLocator(tried))
     axes.xaxis.set_minor_locator(NullLocator())
