@@ -249,7 +249,7 @@ def study(
 @app.command()
 def compare(
     file: Annotated[Path, typer.Argument(help="The comparison, in YAML; examples/compare.yaml is one.")],
-    out: Annotated[Path | None, typer.Option(help="Where runs and tables go. [default: runs/NAME-OF-FILE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where runs and tables go; runs/NAME-OF-FILE if not given.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the last checkpoint of every run, which is dropped otherwise.")

@@ -160,7 +160,7 @@ def notes(table: Sequence[Row]) -> list[str]:
     """What a reader of the table must know about its marks."""
     said = ["± is the standard error over the seeds; differences are paired by seed; ratio is that of times to full's."]
     if any(row.edge for row in table):
-        said.append("Marked *: the best learning rate lies at the edge of its grid: a wider grid may give a lower loss.")
+        said.append("Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss.")
     for row in table:
         steps = ", ".join(f"seed {seed} in step {step:,}" for seed, step in sorted(row.diverged.items()))
         if steps:
