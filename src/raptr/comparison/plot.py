@@ -98,9 +98,7 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) ->
             if row.diverged:
                 top = axes.get_xaxis_transform()
                 axes.plot(row.peak, 0.98, "x", color=look.colour, transform=top, clip_on=False, gid="diverged")
-    axes.set_ylim(
-        *_limits([row.loss.mean for row in table if row.loss], [r.loss.mean for r in finals(table) if r.loss])
-    )
+    axes.set_ylim(*_limits(_ends(table), _ends(finals(table))))
     axes.margins(x=0.08)
     tried = sorted({row.peak for row in table})
     axes.xaxis.set_major_locator(FixedLocator(tried))
@@ -139,6 +137,11 @@ def _limits(shown: Sequence[float], final: Sequence[float]) -> tuple[float, floa
     high = min(max(finite), low + SPREAD * spread)
     margin = 0.08 * (high - low) or 0.5
     return low - margin, high + margin
+
+
+def _ends(some: Sequence[Row]) -> list[float]:
+    """The ends of the rows' error bars."""
+    return [row.loss.mean + side * (row.loss.error or 0.0) for row in some if row.loss for side in (-1, 1)]
 
 
 def _legend(figure: Figure, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:

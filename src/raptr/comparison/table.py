@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
@@ -150,7 +150,8 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Table:
     )
     columns = _columns(table)
     for column in columns:
-        made.add_column(column.heading, justify="left" if column.text else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if column.text else "right"
+        made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
     for row in table:
         made.add_row(*(Text(column.cell(row)) for column in columns))
     return made
