@@ -70,7 +70,7 @@ def test_dry_run_shows_settings_and_plan(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["pretrain"], ["plan"], ["report"]])
+@pytest.mark.parametrize("arguments", [[], ["pretrain"], ["plan"], ["compare"], ["report"]])
 def test_help(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, *arguments, "--help") == 0
     assert "Usage: raptr" in capsys.readouterr().out

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from raptr.cli import main
+from raptr.comparison import read_comparison
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = [p for p in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "from raptr" in p]
@@ -36,6 +38,14 @@ def test_the_plan_is_what_the_command_prints(
     assert [line.strip() for line in shown[2].splitlines() if "│" in line] == [
         line.strip() for line in printed.splitlines() if "│" in line
     ]
+
+
+def test_the_comparison_is_one() -> None:
+    shown = re.search(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    assert shown is not None
+    comparison = read_comparison(yaml.safe_load(shown[1]))
+    assert [entry.label for entry in comparison.entries] == ["full", "full (reduced)", "raptr", "raptr, zeros", "pld"]
+    assert len(comparison.runs) == 3 * (3 + 3 + 3 + 1 + 3)
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!https?://)([^)]+)\)", README))

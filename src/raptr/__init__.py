@@ -7,6 +7,7 @@ with running(routed, method.subnetwork(step)):
     loss = model(**batch).loss
 """
 
+from raptr.comparison import compare
 from raptr.methods import METHODS, Method, make_method
 from raptr.models.attach import attach, running
 from raptr.subnetworks import Schedule, Shape, Subnetwork
@@ -24,6 +25,7 @@ __all__ = [
     "Shape",
     "Subnetwork",
     "attach",
+    "compare",
     "flops",
     "idle",
     "make_method",

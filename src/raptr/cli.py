@@ -15,6 +15,8 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from raptr.comparison import compare as run_comparison
+from raptr.comparison import read_comparison, read_file
 from raptr.data.console import preparation_bar, preparation_table
 from raptr.data.domains import parse_domain, with_valid
 from raptr.data.preparation import VOCABULARY, prepare_corpus
@@ -243,6 +245,38 @@ def study(
         folder = conduct(STUDIES[name], out, seeds=seeds, small=small, device=device, console=console)
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
     console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="The comparison, in YAML; examples/compare.yaml is one.")],
+    out: Annotated[Path | None, typer.Option(help="Where runs and tables go; runs/NAME-OF-FILE if not given.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Keep the last checkpoint of every run, which is dropped otherwise.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and their FLOPs, train nothing.")] = False,
+) -> None:
+    """Compare training methods on equal terms: the same data order, seeds and learning-rate grid, equal steps or FLOPs.
+
+    The file names the shared settings, the seeds, the learning rates, the budget and the methods. Full training runs
+    at its whole length and at a reduced one, fully decayed. Leaves compare.md, compare.json and compare.png; a
+    comparison that was stopped goes on where it was when the same command is given again.
+    """
+    given = read_file(file)
+    if dry_run:
+        Console().print(read_comparison(given, device=device).table())
+        return
+    console = Console(stderr=True)
+    folder = out or Path("runs") / file.stem
+    done = run_comparison(given, folder, device=device, keep_models=keep_models, console=console)
+    if done.table is not None:
+        Console().print(done.table)
+        for kind in ("md", "json", "png"):
+            console.print(f"{kind:<8}{escape(str(folder / f'compare.{kind}'))}", highlight=False)
+    if done.stopped:
+        console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command goes on")
+        raise typer.Exit(3)
 
 
 @app.command()

@@ -5,6 +5,7 @@ allowed. The meaning of a value is checked by the dataclass it belongs to.
 """
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -58,6 +59,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
             return value
     elif hint is float and type(value) is int and abs(value) < 2**63:
         return float(value)
+    elif hint is float and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}", value):
+        return float(value)  # YAML takes 1e-3 for a text, and only 1.0e-3 for a number
     elif origin is Mapping and isinstance(value, Mapping):
         return dict(value)
     elif origin is None and type(value) is hint:

@@ -32,7 +32,11 @@ LABELLED_STAGE_SHARE = 0.08
 
 def losses(runs: Sequence[Run], path: Path) -> None:
     """Write the plot of the runs' losses as a PNG of 1600 x 650 pixels."""
-    figure = draw_losses(runs)
+    save(draw_losses(runs), path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG of the size it was made for."""
     FigureCanvasAgg(figure)
     # Given here so that a user's matplotlibrc cannot crop or tint the file.
     figure.savefig(path, format="png", dpi=DPI, bbox_inches=figure.bbox_inches, facecolor="white")
@@ -58,7 +62,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
     by_step.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=True))
     by_flops.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     for axes in (by_step, by_flops):
-        _clean(axes)
+        clean(axes)
     by_flops.tick_params(axis="y", left=False)
     if len(runs) == 1:
         _label_stages(by_step, by_flops, runs[0], divisor)
@@ -155,7 +159,8 @@ def _limits(runs: Sequence[Run]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _clean(axes: Axes) -> None:
+def clean(axes: Axes) -> None:
+    """Give the axes the look that all plots share."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=9)

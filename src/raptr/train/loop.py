@@ -61,15 +61,16 @@ def pretrain(
     fresh: bool = False,
     until: int | None = None,
     console: Console | None = None,
+    stop: StopRequest | None = None,
 ) -> Result:
     """Train a model from nothing, or go on where the run in this folder stopped.
 
     `fresh` replaces what is there; `until` stops after that many steps in all, saved, to go on another time. So do
-    SIGTERM and Ctrl-C.
+    SIGTERM and Ctrl-C, heard through `stop` where the caller listens already.
     """
     console = console or Console(stderr=True)
     device = config.train.resolve_device()
-    folder, stop = RunFolder(run), StopRequest()
+    folder, stop = RunFolder(run), stop or StopRequest()
     with folder.opened(config, fresh=fresh), reproducible(config.train.deterministic):
         store = open_data(config, run, console)
         shutil.copyfile(store.path / TOKENIZER, folder.tokenizer)

@@ -69,8 +69,8 @@ class RunFolder:
                     f"the run in {str(self.path)!r} was started with other settings ({'; '.join(changed)}); "
                     "go on with the old ones, name another run, or replace this one with --fresh"
                 )
-        _write(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
-        _write(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        write_file(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
+        write_file(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
 
@@ -150,7 +150,7 @@ def _commit() -> str | None:
     return described.stdout.strip() or None
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Replace a file as a whole, so that a kill leaves the old or the new one."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(text, encoding="utf-8")

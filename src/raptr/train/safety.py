@@ -17,7 +17,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Diverged(ArithmeticError):
-    """The loss or the gradient was not finite."""
+    """The loss or the gradient of step `step` was not finite."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"the loss or the gradient of step {step} is not finite; the run is stopped, and its last checkpoint "
+            "is from before that step (a lower optimizer.peak or a longer optimizer.warmup may help)"
+        )
 
 
 @contextmanager
@@ -89,7 +96,4 @@ class FiniteCheck:
     def refuse(self, first: int) -> None:
         """Stop if this first bad step, read back earlier, is one."""
         if first >= 0:
-            raise Diverged(
-                f"the loss or the gradient of step {first} is not finite; the run is stopped, and its last checkpoint "
-                "is from before that step (a lower optimizer.peak or a longer optimizer.warmup may help)"
-            )
+            raise Diverged(first)

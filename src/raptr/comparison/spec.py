@@ -1,0 +1,319 @@
+"""A comparison as it is written in YAML, checked and solved: which runs there are, and how long each one is.
+
+    recipe: demo                      optional: settings start from a recipe's
+    settings:                         sections as in any config.yaml
+      train: {steps: 2000, batch: 64}
+    seeds: [0, 1, 2]
+    peaks: [5.0e-4, 1.0e-3, 2.0e-3]   optional: the learning rates of every entry that names none
+    flops: 0.75                       optional: every entry gets this fraction of full training's FLOPs
+    entries:                          a method each, as under `method` in config.yaml
+      full: {name: full}
+      raptr: {name: raptr, schedule: 6-8-10-12}
+      zeros: {name: raptr, optimizer: {idle: zero}, peaks: [1.0e-3]}
+
+Without `flops` every entry takes train.steps steps and spends what it spends. With it, every entry takes as many steps
+as its budget pays for, by the closed form of its whole plan, expected FLOPs where it draws at random. A shorter full
+training is always there too, `full (reduced)`, since that is what a cheaper method must beat: at the budget, or,
+without one, at the mean FLOPs of the entries that cost less than full training. Warm-up and decay last as many steps in
+every run, and every learning rate has decayed when its run ends.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from raptr.data import open_store
+from raptr.methods import METHODS, Method
+from raptr.recipes import RECIPES
+from raptr.settings import nearest, read
+from raptr.train.config import Config
+from raptr.train.flops import planned_flops
+
+FULL = "full"
+REDUCED = "full (reduced)"
+SECTIONS = ("model", "data", "optimizer", "train")
+ROUNDING = 1e-9  # a budget counts as kept within this relative error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the comparison: a configuration at its number of steps, the rates to try, a run's planned FLOPs."""
+
+    label: str
+    config: Config
+    peaks: tuple[float, ...]
+    flops: float
+
+    @property
+    def steps(self) -> int:
+        """How many steps each run takes."""
+        return self.config.train.steps
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: an entry at a learning rate and a seed."""
+
+    entry: Entry
+    peak: float
+    seed: int
+    config: Config
+
+    def __str__(self) -> str:
+        return f"{self.entry.label}, peak {self.peak:g}, seed {self.seed}"
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return f"{slug(self.entry.label)}-peak{self.peak!r}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A whole comparison; `fraction` is the cost of the reduced full run, None where there is none."""
+
+    given: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...]
+    full_flops: float
+    fraction: float | None
+
+    @cached_property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Every run, seed by seed, so that a comparison that was stopped has whole seeds."""
+        return tuple(
+            PlannedRun(entry, peak, seed, at(entry.config, peak=peak, seed=seed))
+            for seed in self.seeds
+            for entry in self.entries
+            for peak in entry.peaks
+        )
+
+    def table(self) -> Table:
+        """The runs for a terminal, before anything is trained."""
+        table = Table(title=f"{len(self.runs)} runs, in this order")
+        for column in ("run", "entry", "method", "peak", "seed", "steps", "relative", "FLOPs"):
+            table.add_column(column, justify="left" if column in ("entry", "method") else "right", no_wrap=True)
+        for number, run in enumerate(self.runs, start=1):
+            if number > 1 and run.seed != self.runs[number - 2].seed:
+                table.add_section()
+            table.add_row(
+                str(number),
+                Text(run.entry.label),
+                run.config.method["name"],
+                f"{run.peak:g}",
+                str(run.seed),
+                f"{run.entry.steps:,}",
+                f"{run.entry.flops / self.full_flops:.3f}",
+                f"{run.entry.flops:.3g}",
+            )
+        total = sum(run.entry.flops for run in self.runs)
+        table.caption = (
+            f"FLOPs are the whole model's, also relative to full; {total:.3g} in all, "
+            f"{total / self.full_flops:.1f} times those of one full run"
+        )
+        return table
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """The keys of the file."""
+
+    entries: Mapping[str, Any]
+    recipe: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    peaks: tuple[float, ...] | None = None
+    flops: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ValueError("entries is empty; at least one is needed")
+        if self.recipe is not None and self.recipe not in RECIPES:
+            raise ValueError(f"recipe is {self.recipe!r}; {nearest(self.recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        if self.flops is not None and not 0 < self.flops <= 1:
+            raise ValueError(f"flops is {self.flops!r}; a number above 0 to 1, full training's, is allowed")
+        _check_list("seeds", self.seeds)
+        _check_list("peaks", self.peaks)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What an entry may have beside its method's settings."""
+
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    peaks: tuple[float, ...] | None = None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A comparison's YAML file as it stands there."""
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"comparison {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"comparison {str(path)!r} is {given!r}; a mapping with settings and entries is allowed")
+    return given
+
+
+def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> Comparison:
+    """Check a comparison, solve its budgets and build the configuration of every run; unknown keys are errors."""
+    spec = read(_Spec, given)
+    base = _base(spec, device)
+    source = base.data.source
+    vocabulary = base.data.vocabulary if source == "builtin" else open_store(Path(source)).vocabulary.size
+    entries = _entries(spec, base, vocabulary)
+    full = entries[FULL]
+    if spec.flops is not None:
+        fraction = spec.flops
+        budget = fraction * full.flops
+        entries = {label: e if label == FULL else _solved(e, budget, vocabulary) for label, e in entries.items()}
+    else:
+        cheaper = [e.flops / full.flops for e in entries.values() if e.flops < full.flops * (1 - ROUNDING)]
+        fraction = sum(cheaper) / len(cheaper) if cheaper else 1.0
+    reduced = _solved(replace(full, label=REDUCED), fraction * full.flops, vocabulary)
+    shorter = reduced.steps < full.steps
+    ordered = {FULL: full, **({REDUCED: reduced} if shorter else {}), **entries}
+    comparison = Comparison(
+        given=dict(given),
+        entries=tuple(ordered.values()),
+        seeds=spec.seeds,
+        full_flops=full.flops,
+        fraction=fraction if shorter else None,
+    )
+    assert comparison.runs  # built here, so that a bad seed or learning rate is refused before anything runs
+    return comparison
+
+
+def affordable(cost: Callable[[int], float], budget: float, start: int) -> int:
+    """The largest number of steps that costs no more than `budget`, searched from `start`; more steps cost more."""
+    budget *= 1 + ROUNDING
+    low, high = start, start + 1
+    while cost(high) <= budget:
+        low, high = high, 2 * high
+    while low > 0 and cost(low) > budget:
+        low, high = low // 2, low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+    return low
+
+
+def cost(config: Config, vocabulary: int, steps: int) -> float:
+    """The whole model's FLOPs of a run of `steps` steps, planned."""
+    dimensions = config.model.build(vocabulary, config.data.length)
+    # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
+    plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0))
+    method = at(plain, steps=steps).make_method(dimensions)
+    data = config.data
+    return planned_flops(dimensions, method, sequences=config.train.batch, length=data.length, masked=data.masked).total
+
+
+def at(config: Config, *, steps: int | None = None, peak: float | None = None, seed: int | None = None) -> Config:
+    """The same configuration with another number of steps, learning rate or seed."""
+    train = replace(
+        config.train,
+        steps=config.train.steps if steps is None else steps,
+        seed=config.train.seed if seed is None else seed,
+    )
+    optimizer = replace(config.optimizer, peak=config.optimizer.peak if peak is None else peak)
+    return replace(config, train=train, optimizer=optimizer)
+
+
+def slug(label: str) -> str:
+    """The label as part of a folder's name."""
+    return re.sub(r"[^\w.]+", "-", label).strip("-.")
+
+
+def _base(spec: _Spec, device: str | None) -> Config:
+    """The settings that all entries share, with the decay as a number of steps."""
+    recipe = RECIPES[spec.recipe]() if spec.recipe else {}
+    merged: dict[str, dict[str, Any]] = {section: {**recipe.get(section, {})} for section in SECTIONS}
+    for section, given in spec.settings.items():
+        if section not in SECTIONS:
+            raise ValueError(
+                f"settings.{section} is no section of a comparison; {nearest(section, SECTIONS)}"
+                f"allowed: {', '.join(SECTIONS)}"
+            )
+        if not isinstance(given, Mapping):
+            raise ValueError(f"settings.{section} is {given!r}; a mapping is allowed")
+        merged[section].update(given)
+    shared = spec.settings.get("train", {})
+    if "seed" in shared:
+        raise ValueError(f"settings.train.seed is {shared['seed']!r}; a comparison names its seeds under seeds")
+    if spec.peaks is not None and "peak" in spec.settings.get("optimizer", {}):
+        raise ValueError("settings.optimizer.peak and peaks are both given; one of them is allowed")
+    merged["train"] = {"keep": 1, **merged["train"], **({"device": device} if device else {})}
+    base = Config.read({**merged, "method": {"name": FULL}})
+    decay = base.optimizer.decay_steps(base.train.steps)
+    return replace(base, optimizer=replace(base.optimizer, decay=decay))
+
+
+def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:
+    """Every entry at train.steps steps, full training first where it is not given."""
+    given = dict(spec.entries) if FULL in spec.entries else {FULL: {"name": FULL}, **spec.entries}
+    entries = {label: _entry(label, values, spec, base, vocabulary) for label, values in given.items()}
+    if entries[FULL].config.method["name"] != FULL:
+        raise ValueError(f"entries.full is the method {given[FULL]['name']!r}; under this name only full is allowed")
+    names = Counter(slug(label) for label in (*given, REDUCED))
+    for label in given:
+        if not slug(label) or names[slug(label)] > 1:
+            raise ValueError(
+                f"entries has {label!r}, whose folder {slug(label)!r} is taken or empty; "
+                f"labels with letters or digits of their own are allowed, {REDUCED!r} not among them"
+            )
+    return entries
+
+
+def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: int) -> Entry:
+    if not isinstance(label, str):
+        raise ValueError(f"entries has {label!r}; a text is allowed as an entry's label")
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ValueError(f"entries.{label} is {given!r}; a mapping with a method's name is allowed, as {{name: full}}")
+    owned = [entry.name for entry in fields(_Own)]
+    if given["name"] in METHODS:
+        settings = {entry.name for entry in fields(METHODS[given["name"]])} - {entry.name for entry in fields(Method)}
+        allowed = ["name", *sorted(settings), *owned]
+        for key in given:
+            if key not in allowed:
+                raise ValueError(
+                    f"entries.{label}.{key} is no setting; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+                )
+    own = read(_Own, {key: given[key] for key in owned if key in given}, f"entries.{label}.")
+    _check_list(f"entries.{label}.peaks", own.peaks)
+    for key, place in (("peak", f"entries.{label}.peaks"), ("decay", "settings.optimizer.decay, for all entries")):
+        if key in own.optimizer:
+            raise ValueError(f"entries.{label}.optimizer.{key} is {own.optimizer[key]!r}; it is set by {place}")
+    method = {key: value for key, value in given.items() if key not in owned}
+    optimizer = {**asdict(base.optimizer), **own.optimizer}
+    try:
+        config = Config.read({**base.mapping(), "method": method, "optimizer": optimizer})
+        flops = cost(config, vocabulary, config.train.steps)
+    except ValueError as error:
+        raise ValueError(f"entries.{label}: {error}") from error
+    return Entry(label, config, own.peaks or spec.peaks or (base.optimizer.peak,), flops)
+
+
+def _solved(entry: Entry, budget: float, vocabulary: int) -> Entry:
+    """The entry with as many steps as the budget pays for."""
+    priced = partial(cost, entry.config, vocabulary)
+    try:
+        steps = affordable(priced, budget, entry.steps)
+        return replace(entry, config=at(entry.config, steps=steps), flops=priced(steps))
+    except ValueError as error:
+        raise ValueError(f"entries.{entry.label}, at {budget:.3g} FLOPs: {error}") from error
+
+
+def _check_list(name: str, given: Iterable[float] | None) -> None:
+    if given is None:
+        return
+    listed = list(given)
+    if not listed or len(set(listed)) < len(listed):
+        raise ValueError(f"{name} is {listed}; a list of one or more different numbers is allowed")

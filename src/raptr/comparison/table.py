@@ -1,0 +1,235 @@
+"""The statistics of a comparison and its tables.
+
+A row is an entry at one learning rate: the mean over seeds with its standard error, and the paired differences to full
+training and to reduced full training, each at its best learning rate, over the seeds that both have finished. An
+entry's best learning rate has the lowest mean loss over the seeds that all its learning rates have finished; one at
+which a run diverged is never the best.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from raptr.report.units import duration
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to; `loss` is None where it diverged, at step `diverged`."""
+
+    label: str
+    peak: float
+    seed: int
+    steps: int
+    loss: float | None
+    diverged: int | None
+    flops: float
+    seconds: float
+    curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over n seeds and its standard error; None for the error of a single one."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry at one learning rate; costs are also given relative to full training's."""
+
+    label: str
+    peak: float
+    steps: int
+    loss: Mean | None
+    diverged: Mapping[int, int]  # the seeds that did, and in which step
+    flops: float | None
+    seconds: float | None
+    relative_time: float | None
+    to_full: Mean | None
+    to_reduced: Mean | None
+    best: bool
+    edge: bool  # the best learning rate is the lowest or the highest that was tried
+
+
+def rows(
+    outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], *, full: str, reduced: str, full_flops: float
+) -> list[Row]:
+    """A row for every entry and learning rate that has a finished run, in the order of `grids`."""
+    table = {label: {peak: _at(outcomes, label, peak) for peak in grid} for label, grid in grids.items()}
+    best = {label: best_peak(by_peak) for label, by_peak in table.items()}
+    references = {label: table[label][peak] for label in (full, reduced) if (peak := best.get(label)) is not None}
+    full_seconds = _seconds(references.get(full, ()))
+    made = []
+    for label, by_peak in table.items():
+        for peak, runs in by_peak.items():
+            if not runs:
+                continue
+            seconds = _seconds(runs)
+            made.append(
+                Row(
+                    label=label,
+                    peak=peak,
+                    steps=runs[0].steps,
+                    loss=mean(run.loss for run in runs if run.loss is not None),
+                    diverged={run.seed: run.diverged for run in runs if run.diverged is not None},
+                    flops=_average(run.flops / full_flops for run in runs if run.loss is not None),
+                    seconds=seconds,
+                    relative_time=seconds / full_seconds if seconds and full_seconds else None,
+                    to_full=None if label == full else difference(runs, references.get(full, ())),
+                    to_reduced=None if label == reduced else difference(runs, references.get(reduced, ())),
+                    best=peak == best[label],
+                    edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
+                )
+            )
+    return made
+
+
+def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
+    """The learning rate with the lowest mean loss over the seeds that all have; None where each diverged."""
+    losses = {
+        peak: {run.seed: math.inf if run.loss is None else run.loss for run in runs}
+        for peak, runs in by_peak.items()
+        if runs
+    }
+    if not losses:
+        return None
+    shared = set.intersection(*(set(by_seed) for by_seed in losses.values()))
+    means = {peak: fmean(by_seed[seed] for seed in shared) for peak, by_seed in losses.items() if shared}
+    best = min(means, key=means.__getitem__, default=None)
+    return best if best is not None and math.isfinite(means[best]) else None
+
+
+def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | None:
+    """The mean of the losses less the reference's of the same seed."""
+    base = {run.seed: run.loss for run in reference}
+    pairs = ((run.loss, base.get(run.seed)) for run in runs)
+    return mean(loss - other for loss, other in pairs if loss is not None and other is not None)
+
+
+def mean(values: Iterable[float]) -> Mean | None:
+    """The mean and its standard error: the sample deviation over √n."""
+    listed = list(values)
+    if not listed:
+        return None
+    error = stdev(listed) / math.sqrt(len(listed)) if len(listed) > 1 else None
+    return Mean(fmean(listed), error, len(listed))
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cell: Callable[[Row], str]
+    text: bool = False
+
+
+def markdown(table: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    columns = _columns(table)
+    lines = [
+        [column.heading for column in columns],
+        ["---" if column.text else "---:" for column in columns],
+        *([column.cell(row).replace("|", r"\|") for column in columns] for row in table),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def rich_table(table: Sequence[Row], title: str, caption: str) -> Table:
+    """The rows as a table for the terminal."""
+    made = Table(
+        title=Text(title), caption=Text(caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left"
+    )
+    columns = _columns(table)
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column.text else "right"
+        made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
+    for row in table:
+        made.add_row(*(Text(column.cell(row)) for column in columns))
+    return made
+
+
+def notes(table: Sequence[Row]) -> list[str]:
+    """What a reader of the table must know about its marks."""
+    said = ["± is the standard error over the seeds; differences are paired by seed; ratio is that of times to full's."]
+    if any(row.edge for row in table):
+        said.append("Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss.")
+    for row in table:
+        steps = ", ".join(f"seed {seed} in step {step:,}" for seed, step in sorted(row.diverged.items()))
+        if steps:
+            said.append(f"Diverged: {row.label} at peak {row.peak:g}, {steps}.")
+    return said
+
+
+def finals(table: Sequence[Row]) -> list[Row]:
+    """Each entry at its best learning rate; at the lowest where it diverged at every one."""
+    chosen: dict[str, Row] = {}
+    for row in sorted(table, key=lambda row: row.peak):
+        if row.best or row.label not in chosen:
+            chosen[row.label] = row
+    return [chosen[label] for label in dict.fromkeys(row.label for row in table)]
+
+
+def _columns(table: Sequence[Row]) -> list[_Column]:
+    columns = [
+        _Column("entry", lambda row: row.label, text=True),
+        _Column("peak", lambda row: f"{row.peak:g}{'*' if row.edge else ''}"),
+        _Column("steps", lambda row: f"{row.steps:,}"),
+        _Column("FLOPs", lambda row: _fixed(row.flops, 3)),
+        _Column("held-out loss", _loss),
+        _Column("n", lambda row: str(row.loss.n if row.loss else 0)),
+        _Column("to full", lambda row: _signed(row.to_full)),
+        _Column("to reduced", lambda row: _signed(row.to_reduced)),
+        _Column("time", lambda row: "–" if row.seconds is None else duration(row.seconds)),
+        _Column("ratio", lambda row: _fixed(row.relative_time, 2)),
+    ]
+    unused = set() if any(row.to_reduced for row in table) else {"to reduced"}
+    return [column for column in columns if column.heading not in unused]
+
+
+def _at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
+    return [run for run in outcomes if (run.label, run.peak) == (label, peak)]
+
+
+def _seconds(runs: Iterable[Outcome]) -> float | None:
+    return _average(run.seconds for run in runs if run.loss is not None)
+
+
+def _average(values: Iterable[float]) -> float | None:
+    averaged = mean(values)
+    return averaged.mean if averaged else None
+
+
+def _loss(row: Row) -> str:
+    lost = f"{len(row.diverged)} diverged" if row.diverged else ""
+    shown = f"{row.loss.mean:.4f}{_error(row.loss)}" if row.loss else ""
+    return ", ".join(filter(None, (shown, lost)))
+
+
+def _signed(value: Mean | None) -> str:
+    return "–" if value is None else f"{value.mean:+.4f}{_error(value)}"
+
+
+def _error(value: Mean) -> str:
+    return "" if value.error is None else f" ± {value.error:.4f}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON holds them."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,298 @@
+"""Comparisons that run: on equal terms, stopped and killed and gone on with, with runs that diverge."""
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from raptr import compare
+from raptr.cli import main
+from raptr.comparison import read_comparison
+from raptr.data import Document, TokenStore, open_store, prepare
+from raptr.subnetworks import Subnetwork
+from raptr.train import checkpoint
+from raptr.train.loop import Trainer
+from raptr.train.run import RunFolder
+
+QUIET = Console(quiet=True)
+RUNS = 8  # of the comparison below: 2 seeds, 2 learning rates, full and reduced full; raptr at one
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    documents = [Document(f"{i}.txt", f"to be or not {i} to be, that is number {i * i}. " * 12) for i in range(80)]
+    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
+
+
+def asked(store: TokenStore, **keys: Any) -> dict[str, Any]:
+    return {
+        "settings": {
+            "model": {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
+            "data": {"source": str(store.path), "length": 24},
+            "optimizer": {"warmup": 2, "decay": 3},
+            "train": {"steps": 8, "batch": 4, "eval_samples": 8, "checkpoint_every": 3, "device": "cpu"},
+        },
+        "seeds": [0, 1],
+        "peaks": [0.01],
+        "entries": {"full": {"name": "full", "peaks": [0.01]}, "raptr": {"name": "raptr", "peaks": [0.01, 0.02]}},
+        **keys,
+    }
+
+
+def numbers(out: Path) -> dict[str, Any]:
+    """What a comparison found, without the times."""
+
+    def untimed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: untimed(entry) for key, entry in value.items() if key not in ("seconds", "relative_time")}
+        return [untimed(entry) for entry in value] if isinstance(value, list) else value
+
+    found = untimed(json.loads((out / "compare.json").read_text()))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole")
+    done = compare(asked(store), out, console=QUIET)
+    assert (done.finished, done.runs, done.stopped) == (RUNS, RUNS, False)
+    return out
+
+
+def at_step(count: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Do something in the optimizer step with this number, counted over all runs; returns the growing count."""
+    optimize, seen = Trainer.optimize, []
+
+    def counted(self: Trainer, subnetwork: Subnetwork) -> Any:
+        seen.append(self.step)
+        if len(seen) == count:
+            act()
+        return optimize(self, subnetwork)
+
+    monkeypatch.setattr(Trainer, "optimize", counted)
+    return seen
+
+
+class Killed(BaseException):
+    """Ends a run where it is, with nothing saved."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
+    found = numbers(whole)
+    assert not found["partial"]
+    assert [row["label"] for row in found["best"]] == ["full", "full (reduced)", "raptr"]
+    assert len(found["rows"]) == 4
+    assert len(found["runs"]) == RUNS
+    for run in found["runs"]:
+        records = [json.loads(line) for line in (whole / run["folder"] / "metrics.jsonl").read_text().splitlines()]
+        final = [record for record in records if record["kind"] == "eval"][-1]
+        assert (final["step"], final["loss"]) == (run["steps"], run["loss"])
+        assert run["config"] == yaml.safe_load((whole / run["folder"] / "config.yaml").read_text())
+        assert run["environment"]["torch"] == torch.__version__
+        assert run["relative_flops"] == pytest.approx(run["planned_flops"] / found["full_flops"])  # none draws its size
+        assert not (whole / run["folder"] / "checkpoints").exists()
+    by_run = {(run["label"], run["peak"], run["seed"]): run["loss"] for run in found["runs"]}
+    raptr = next(row for row in found["rows"] if (row["label"], row["peak"]) == ("raptr", 0.01))
+    differences = [by_run["raptr", 0.01, seed] - by_run["full", 0.01, seed] for seed in (0, 1)]
+    assert raptr["to_full"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert raptr["to_full"]["error"] == pytest.approx(abs(differences[0] - differences[1]) / 2)
+    page = (whole / "compare.md").read_text()
+    assert "# Comparison: 8 runs" in page
+    assert "Every entry takes 8 steps; full (reduced) spends 0.7" in page
+    assert "PARTIAL" not in page
+    assert (whole / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_entries_of_a_seed_share_initial_weights_and_data(store: TokenStore, tmp_path: Path) -> None:
+    entries = {
+        "raptr": {"name": "raptr"},
+        "pld": {"name": "pld"},
+        "zero": {"name": "raptr", "optimizer": {"idle": "zero"}},
+    }
+    runs = read_comparison(asked(store, entries=entries)).runs
+    trainers = [Trainer(run.config, RunFolder(tmp_path), store, torch.device("cpu")) for run in runs]
+    for run, trainer in zip(runs, trainers, strict=True):
+        first = next(other for r, other in zip(runs, trainers, strict=True) if r.seed == run.seed)
+        tensors, expected = trainer.tensors(), first.tensors()
+        assert [name for name in expected if not torch.equal(tensors[name], expected[name])] == []
+        for step in range(run.config.train.steps):
+            assert torch.equal(trainer.data.batch(step).tokens_BS, first.data.batch(step).tokens_BS)
+            assert torch.equal(trainer.data.batch(step).labels_BM, first.data.batch(step).labels_BM)
+    seeds = [next(t for r, t in zip(runs, trainers, strict=True) if r.seed == seed) for seed in (0, 1)]
+    assert not torch.equal(seeds[0].data.batch(0).tokens_BS, seeds[1].data.batch(0).tokens_BS)
+    assert not torch.equal(
+        seeds[0].tensors()["model.blocks.0.qkv.weight"], seeds[1].tensors()["model.blocks.0.qkv.weight"]
+    )
+
+
+@pytest.mark.parametrize("step", [4, 11, 27])
+def test_stopped_it_leaves_a_partial_table_and_goes_on_to_the_same_end(
+    step: int, store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        seen = at_step(step, lambda: signal.raise_signal(signal.SIGTERM), patch)
+        done = compare(asked(store), tmp_path, console=QUIET)
+        assert len(seen) == step  # the step was brought to its end, and no further one begun
+    assert done.stopped
+    assert done.finished == [4, 11, 27].index(step) + (step == 27)
+    if done.finished:
+        found = numbers(tmp_path)
+        assert found["partial"]
+        assert found["runs"] == numbers(whole)["runs"][: done.finished]
+        assert f"# Comparison: PARTIAL: {done.finished} of 8 runs" in (tmp_path / "compare.md").read_text()
+    else:
+        assert done.table is None
+    with monkeypatch.context() as patch:
+        seen = at_step(-1, kill, patch)
+        assert not compare(asked(store), tmp_path, console=QUIET).stopped
+    total = sum(run["steps"] for run in numbers(whole)["runs"])
+    assert len(seen) == total - step  # nothing was done twice
+    assert numbers(tmp_path) == numbers(whole)
+
+
+def test_killed_it_goes_on_to_the_same_end(
+    store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (3, 12, 25):
+        with monkeypatch.context() as patch:
+            at_step(step, kill, patch)
+            with pytest.raises(Killed):
+                compare(asked(store), tmp_path, console=QUIET)
+    assert numbers(tmp_path)["finished"] == RUNS // 2  # written when the first seed was whole
+    compare(asked(store), tmp_path, console=QUIET)
+    assert numbers(tmp_path) == numbers(whole)
+
+
+def test_finished_runs_are_not_run_again(
+    store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "copy")
+    (out / "compare.json").unlink()
+    seen = at_step(-1, kill, monkeypatch)
+    assert compare(asked(store), out, console=QUIET).finished == RUNS
+    assert seen == []
+    assert numbers(out) == numbers(whole)
+
+
+def test_more_seeds_and_entries_keep_what_is_there(
+    store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "copy")
+    seen = at_step(-1, kill, monkeypatch)
+    wider = asked(
+        store, seeds=[0, 1, 2], entries={**asked(store)["entries"], "all": {"name": "raptr", "schedule": "6-6"}}
+    )
+    assert compare(wider, out, console=QUIET).finished == RUNS + 4 + 3
+    assert len(seen) == sum(run["steps"] for run in numbers(out)["runs"]) - sum(
+        run["steps"] for run in numbers(whole)["runs"]
+    )
+
+
+def test_other_runs_in_the_folder_are_refused_before_anything_starts(
+    store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(out / "runs" / "full-peak0.01-seed0")
+    seen = at_step(-1, kill, monkeypatch)
+    for section, key, value, sentence in (
+        ("optimizer", "clip", 0.5, r"raptr-peak0.01-seed0' was made .*\(optimizer.clip: was 1.0, now 0.5\)"),
+        ("train", "eval_samples", 4, r"\(train.eval_samples: was 8, now 4\)"),
+    ):
+        changed = asked(store)
+        changed["entries"] = {"raptr": changed["entries"]["raptr"]}
+        changed["settings"][section][key] = value
+        shutil.rmtree(out / "runs" / "full-reduced-peak0.01-seed0", ignore_errors=True)
+        with pytest.raises(ValueError, match=sentence):
+            compare(changed, out, console=QUIET)
+    documents = [Document(f"{i}.txt", f"a different text, number {i * i}. " * 12) for i in range(80)]
+    other = prepare(tmp_path / "other", lambda: documents, 600)
+    moved = shutil.copytree(store.path, tmp_path / "moved")
+    fresh = tmp_path / "fresh"
+    entries = {"raptr": {"name": "raptr", "schedule": "6-6"}}
+    monkeypatch.undo()
+    compare(asked(open_store(moved), entries=entries, seeds=[0]), fresh, console=QUIET)
+    shutil.rmtree(moved)
+    shutil.copytree(other.path, moved)
+    with pytest.raises(ValueError, match="the data's fingerprint: was "):
+        compare(asked(open_store(moved), entries=entries, seeds=[0]), fresh, console=QUIET)
+    assert seen == []
+
+
+def test_a_run_that_diverges_is_recorded_and_the_rest_goes_on(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {"full": {"name": "full", "peaks": [0.01, 1e36]}, "raptr": {"name": "raptr", "schedule": "6-6"}}
+    spec = asked(store, entries=entries)
+    assert compare(spec, tmp_path, console=QUIET).finished == 6
+    found = numbers(tmp_path)
+    wild = [run for run in found["runs"] if run["peak"] == 1e36]
+    assert [run["loss"] for run in wild] == [None, None]
+    assert all(0 < run["diverged"] < 8 for run in wild)
+    assert {run["diverged"] for run in found["runs"] if run["peak"] == 0.01} == {None}
+    row = next(row for row in found["rows"] if row["peak"] == 1e36)
+    assert row["diverged"] == {"0": wild[0]["diverged"], "1": wild[1]["diverged"]}
+    assert row["loss"] is None
+    assert (
+        f"Diverged: full at peak 1e+36, seed 0 in step {wild[0]['diverged']}" in (tmp_path / "compare.md").read_text()
+    )
+    seen = at_step(-1, kill, monkeypatch)
+    assert compare(spec, tmp_path, console=QUIET).finished == 6
+    assert seen == []  # a diverged run is finished: it would diverge again
+
+
+def test_models_are_kept_on_request(store: TokenStore, tmp_path: Path) -> None:
+    entries = {"raptr": {"name": "raptr", "schedule": "6-6"}}
+    compare(asked(store, entries=entries, seeds=[0]), tmp_path, keep_models=True, console=QUIET)
+    for name in ("full-peak0.01-seed0", "raptr-peak0.01-seed0"):
+        assert checkpoint.steps(tmp_path / "runs" / name / "checkpoints") == [8]
+    compare(asked(store, entries=entries, seeds=[0]), tmp_path, console=QUIET)
+    assert checkpoint.steps(tmp_path / "runs" / name / "checkpoints") == [8]  # nothing that was kept is dropped later
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["raptr", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(asked(store, seeds=[5])))
+    assert call(monkeypatch, "compare", "small.yaml", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "4 runs, in this order" in shown
+    assert "full (reduced)" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    with monkeypatch.context() as patch:
+        at_step(20, lambda: signal.raise_signal(signal.SIGINT), patch)
+        assert call(patch, "compare", "small.yaml") == 3
+    said = capsys.readouterr()
+    assert "run 3 of 4: raptr, peak 0.01, seed 5" in said.err
+    assert "stopped with 2 of 4 runs finished; the same command goes on" in said.err
+    assert "PARTIAL: 2 of 4 runs" in said.out
+    assert call(monkeypatch, "compare", "small.yaml") == 0
+    said = capsys.readouterr()
+    assert "run 1 of 4" not in said.err
+    assert "runs/small/compare.md" in said.err
+    assert "PARTIAL" not in said.out
+    file.write_text("entries: {raptr: {name: rapter}}\nsettings: {train: {steps: 8}}")
+    assert call(monkeypatch, "compare", "small.yaml") == 2
+    assert "raptr: entries.raptr: method is 'rapter'; did you mean 'raptr'?" in capsys.readouterr().err
