@@ -1,0 +1,134 @@
+"""How far the held-out loss jumps when a model grows, and how soon the jump is made up, for each way to grow.
+
+    python benchmarks/growth_jump.py
+
+A small model of the demo's kind is trained for half of a run, once for each seed and first size. Each way to grow
+then gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
+that of the model which goes on without growing. New layers of the masked ways are judged under the gate they have.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from raptr.data import TokenStore
+from raptr.train.config import Config
+from raptr.train.evaluate import evaluate
+from raptr.train.loop import Trainer, open_data
+from raptr.train.run import RunFolder, environment
+
+SEEDS, STEPS, LATER, MASK = (0, 1, 2), 600, (0, 10, 30, 60), 30
+SCHEDULES = ("3-6", "4-6")
+WAYS: dict[str, dict[str, Any]] = {
+    "on top, moments copied (stacking; at 3-6 progressive-stacking too)": {"name": "stacking"},
+    "on top, moments zero": {"name": "stacking", "moments": "zero"},
+    "on top, all moments reset": {"name": "stacking", "moments": "reset"},
+    "beside, moments copied (lemon)": {"name": "lemon"},
+    "beside, identity, moments copied (lemon, init=zero)": {"name": "lemon", "init": "zero"},
+    "on top, gated, moments zero (msg)": {"name": "msg", "mask_steps": MASK},
+    "beside, gated, moments zero (msg-interpolation)": {"name": "msg-interpolation", "mask_steps": MASK},
+}
+
+
+def config(method: dict[str, Any], seed: int, layers: int = 6) -> Config:
+    """The demo's settings, of another length."""
+    return Config.read(
+        {
+            "model": {"size": "tiny", "layers": layers},
+            "method": method,
+            "data": {"vocabulary": 2048, "length": 64},
+            "optimizer": {"peak": 1e-3, "warmup": 40},
+            "train": {"steps": STEPS, "batch": 16, "eval_samples": 256, "seed": seed, "device": "cpu"},
+        }
+    )
+
+
+def loss(trainer: Trainer) -> float:
+    """The held-out loss of what the next step runs."""
+    part = trainer.method.subnetwork(trainer.step)
+    return evaluate(trainer.model, trainer.held_out, part, batch=64).loss
+
+
+def advance(trainer: Trainer, last: int) -> None:
+    """Train up to step `last`, writing nothing."""
+    while trainer.step < last:
+        trainer.optimize(trainer.method.subnetwork(trainer.step))
+
+
+def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolder) -> Trainer:
+    """A trainer of another method, with the weights, moments and step of the small model's."""
+    trainer = Trainer(chosen, folder, store, torch.device("cpu"))
+    trainer.build(small.shape)
+    there = small.tensors()
+    for name, tensor in trainer.tensors().items():
+        tensor.copy_(there[name])
+    trainer.step = small.step
+    return trainer
+
+
+def later(trainer: Trainer) -> list[float]:
+    """The losses 0 steps after now, and some steps later."""
+    start, losses = trainer.step, []
+    for steps in LATER:
+        advance(trainer, start + steps)
+        losses.append(loss(trainer))
+    return losses
+
+
+def measure(schedule: str, seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
+    """One seed: the loss before the growth, and the losses after it in each way."""
+    layers = int(schedule.split("-")[0])
+    small = Trainer(config({"name": "full"}, seed, layers), folder, store, torch.device("cpu"))
+    advance(small, STEPS // 2)
+    before, after = loss(small), {}
+    for way, method in WAYS.items():
+        trainer = taken_up(config({**method, "schedule": schedule}, seed), small, store, folder)
+        trainer.grow(trainer.method.shape(trainer.step))
+        after[way] = later(trainer)
+        print(schedule, seed, way, round(before, 4), [round(value, 4) for value in after[way]], flush=True)
+    return {"seed": seed, "before": before, "grown": after, "not grown": later(small)}
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "growth_jump.json")
+    arguments = parser.parse_args()
+    runs: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        store = open_data(config({"name": "full"}, 0), folder.path, Console(stderr=True))
+        for schedule in SCHEDULES:
+            runs[schedule] = [measure(schedule, seed, store, folder) for seed in SEEDS]
+    summary: dict[str, Any] = {}
+    for schedule, rows in runs.items():
+        changes = {way: [[value - row["before"] for value in row["grown"][way]] for row in rows] for way in WAYS}
+        changes["not grown"] = [[value - row["before"] for value in row["not grown"]] for row in rows]
+        summary[schedule] = {
+            way: [{"mean": statistics.mean(at), "deviation": statistics.stdev(at)} for at in zip(*values, strict=True)]
+            for way, values in changes.items()
+        }
+    result = {
+        "command": "python benchmarks/growth_jump.py",
+        "environment": environment(),
+        "setting": f"tiny BERT (6 layers), built-in text, vocabulary 2048, 16 x 64 tokens a step, peak 1e-3 after a "
+        f"warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
+        "what": f"held-out loss (nats a masked token, 256 windows) minus that right before the growth, {LATER} "
+        "steps after it; mean and standard deviation over seeds",
+        "change": summary,
+        "runs": runs,
+    }
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    for schedule, table in summary.items():
+        for way, row in table.items():
+            print(f"{schedule}  {way:70}", "  ".join(f"{at['mean']:+.4f} ± {at['deviation']:.4f}" for at in row))
+
+
+if __name__ == "__main__":
+    main()
