@@ -2,9 +2,9 @@
 
     python benchmarks/growth_jump.py
 
-A small model of the demo's kind is trained for half of a run, once for each seed and first size. Each way to grow
-then gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
-that of the model which goes on without growing. New layers of the masked ways are judged under the gate they have.
+Three layers of the demo's model are trained for half of a run, once for each seed, and then become six. Each way to
+grow gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
+that of the model which goes on without growing. New layers of the gated ways are judged under the gate they have.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from raptr.train.loop import Trainer, open_data
 from raptr.train.run import RunFolder, environment
 
 SEEDS, STEPS, LATER, MASK = (0, 1, 2), 600, (0, 10, 30, 60), 30
-SCHEDULES = ("3-6", "4-6")
+SMALL, LARGE = 3, 6
 WAYS: dict[str, dict[str, Any]] = {
-    "on top, moments copied (stacking; at 3-6 progressive-stacking too)": {"name": "stacking"},
+    "on top, moments copied (stacking, progressive-stacking)": {"name": "stacking"},
     "on top, moments zero": {"name": "stacking", "moments": "zero"},
     "on top, all moments reset": {"name": "stacking", "moments": "reset"},
     "beside, moments copied (lemon)": {"name": "lemon"},
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(method: dict[str, Any], seed: int, layers: int = 6) -> Config:
+def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
     """The demo's settings, of another length."""
     return Config.read(
         {
@@ -81,18 +81,18 @@ def later(trainer: Trainer) -> list[float]:
     return losses
 
 
-def measure(schedule: str, seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
+def measure(seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
     """One seed: the loss before the growth, and the losses after it in each way."""
-    layers = int(schedule.split("-")[0])
-    small = Trainer(config({"name": "full"}, seed, layers), folder, store, torch.device("cpu"))
+    small = Trainer(config({"name": "full"}, seed, SMALL), folder, store, torch.device("cpu"))
     advance(small, STEPS // 2)
     before, after = loss(small), {}
     for way, method in WAYS.items():
-        trainer = taken_up(config({**method, "schedule": schedule}, seed), small, store, folder)
+        trainer = taken_up(config({**method, "schedule": f"{SMALL}-{LARGE}"}, seed), small, store, folder)
         trainer.grow(trainer.method.shape(trainer.step))
         after[way] = later(trainer)
-        print(schedule, seed, way, round(before, 4), [round(value, 4) for value in after[way]], flush=True)
-    return {"seed": seed, "before": before, "grown": after, "not grown": later(small)}
+        print(seed, way, round(before, 4), [round(value, 4) for value in after[way]], flush=True)
+    after["not grown"] = later(small)
+    return {"seed": seed, "before": before, "after": after}
 
 
 def main() -> None:
@@ -100,34 +100,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "growth_jump.json")
     arguments = parser.parse_args()
-    runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder(Path(place) / "run")
         store = open_data(config({"name": "full"}, 0), folder.path, Console(stderr=True))
-        for schedule in SCHEDULES:
-            runs[schedule] = [measure(schedule, seed, store, folder) for seed in SEEDS]
-    summary: dict[str, Any] = {}
-    for schedule, rows in runs.items():
-        changes = {way: [[value - row["before"] for value in row["grown"][way]] for row in rows] for way in WAYS}
-        changes["not grown"] = [[value - row["before"] for value in row["not grown"]] for row in rows]
-        summary[schedule] = {
-            way: [{"mean": statistics.mean(at), "deviation": statistics.stdev(at)} for at in zip(*values, strict=True)]
-            for way, values in changes.items()
-        }
+        runs = [measure(seed, store, folder) for seed in SEEDS]
+    change: dict[str, list[dict[str, float]]] = {}
+    for way in runs[0]["after"]:
+        columns = zip(*([value - run["before"] for value in run["after"][way]] for run in runs), strict=True)
+        change[way] = [{"mean": statistics.mean(at), "deviation": statistics.stdev(at)} for at in columns]
     result = {
         "command": "python benchmarks/growth_jump.py",
         "environment": environment(),
-        "setting": f"tiny BERT (6 layers), built-in text, vocabulary 2048, 16 x 64 tokens a step, peak 1e-3 after a "
+        "setting": f"tiny BERT, {SMALL} to {LARGE} layers, built-in text, vocabulary 2048, 16 x 64 tokens a step, peak 1e-3 after a "
         f"warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
         "what": f"held-out loss (nats a masked token, 256 windows) minus that right before the growth, {LATER} "
         "steps after it; mean and standard deviation over seeds",
-        "change": summary,
+        "change": change,
         "runs": runs,
     }
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    for schedule, table in summary.items():
-        for way, row in table.items():
-            print(f"{schedule}  {way:70}", "  ".join(f"{at['mean']:+.4f} ± {at['deviation']:.4f}" for at in row))
+    for way, row in change.items():
+        print(f"{way:60}", "  ".join(f"{at['mean']:+.4f} ± {at['deviation']:.4f}" for at in row))
 
 
 if __name__ == "__main__":
