@@ -23,7 +23,7 @@ from raptr.train.evaluate import evaluate
 from raptr.train.loop import Trainer, open_data
 from raptr.train.run import RunFolder, environment
 
-SEEDS, STEPS, LATER, MASK = (0, 1, 2), 600, (0, 10, 30, 60), 30
+SEEDS, STEPS, LATER, MASK = (0, 1, 2), 400, (0, 10, 40), 20
 SMALL, LARGE = 3, 6
 WAYS: dict[str, dict[str, Any]] = {
     "on top, moments copied (stacking, progressive-stacking)": {"name": "stacking"},
@@ -111,8 +111,8 @@ def main() -> None:
     result = {
         "command": "python benchmarks/growth_jump.py",
         "environment": environment(),
-        "setting": f"tiny BERT, {SMALL} to {LARGE} layers, built-in text, vocabulary 2048, 16 x 64 tokens a step, peak 1e-3 after a "
-        f"warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
+        "setting": f"tiny BERT, {SMALL} to {LARGE} layers, built-in text, vocabulary 2048, 16 x 64 tokens a step, "
+        f"peak 1e-3 after a warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
         "what": f"held-out loss (nats a masked token, 256 windows) minus that right before the growth, {LATER} "
         "steps after it; mean and standard deviation over seeds",
         "change": change,

@@ -17,7 +17,7 @@ from raptr.growth import apply as growth_apply
 from raptr.methods import METHODS
 from raptr.methods.growing import Growing
 from raptr.models.bert import Bert
-from raptr.subnetworks import Subnetwork
+from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.exporting import export
@@ -183,7 +183,7 @@ def test_a_run_costs_what_was_planned_and_ends_full(
     assert shown.relative_layers == pytest.approx(shown.average / 6)
     found = checkpoint.load_latest(tmp_path / "checkpoints")
     assert found is not None
-    assert found.state["shape"] == {"layers": 6, "heads": 4, "parts": 4}
+    assert found.shape(Shape(1)) == dimensions.shape
 
 
 def test_what_a_growing_run_records(store: TokenStore, tmp_path: Path) -> None:
@@ -195,8 +195,9 @@ def test_what_a_growing_run_records(store: TokenStore, tmp_path: Path) -> None:
     assert trains[-1]["flops_layers"] == pytest.approx(trains[3]["flops_layers"] * 18 / 3)
     evals = {record["step"]: list(record["sizes"]) for record in seen if record["kind"] == "eval"}
     assert evals == {step: ["2"] if step <= 4 else ["2", "4"] for step in range(0, 17, 2)}
-    shapes = {step: checkpoint.load(tmp_path / "checkpoints", step).state["shape"]["layers"] for step in (4, 8, 12, 16)}
-    assert shapes == {4: 3, 8: 4, 12: 5, 16: 6}  # the state before any growth at that step
+    found = [checkpoint.load(tmp_path / "checkpoints", step) for step in (4, 8, 12, 16)]
+    assert [each.shape(Shape(1)).layers for each in found] == [3, 4, 5, 6]  # before any growth at that step
+    assert replace(found[0], state={}).shape(Shape(12)) == Shape(12)
 
 
 def test_the_first_layers_start_as_those_of_the_full_model(store: TokenStore, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from raptr.models.attach import attach, running
 from raptr.models.bert import Bert
 from raptr.studies.contract import parts, write_json
 from raptr.studies.linear import exponent, interval, slope
-from raptr.subnetworks import Shape, Subnetwork
+from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.loop import open_data
@@ -213,7 +213,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     settings = replace(config.train, device=device)
     dimensions = config.model.build(store.vocabulary.size, config.data.length)
     method = config.make_method(dimensions)
-    model = Bert(dimensions.resized(Shape(**found.state["shape"])), settings.seed)
+    model = Bert(dimensions.resized(found.shape(method.target)), settings.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     model.to(settings.resolve_device()).eval()
     last = max(found.step - 1, 0)  # checkpoint N is the state before step N

@@ -17,7 +17,7 @@ from raptr.data.tokenizer import load, vocabulary_of
 from raptr.methods import Method
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.export import save, stock_tokenizer, to_transformers
-from raptr.subnetworks import Shape, Subnetwork
+from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
@@ -42,7 +42,7 @@ def export(
     tokenizer = RunFolder(run).tokenizer
     built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
     method = config.make_method(built)
-    dimensions = built.resized(Shape(**found.state["shape"]))
+    dimensions = built.resized(found.shape(method.target))
     part = judged(method, found.step) if layers is None else spread(layers, dimensions.layers)
     model = Bert(dimensions, config.train.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")

@@ -121,7 +121,8 @@ class Trainer:
                 f"the run in {str(self.folder.path)!r} was trained on other data "
                 f"(fingerprint {found.state['data']}, now {self.store.fingerprint}); start another run"
             )
-        self.build(Shape(**found.state["shape"]))
+        if self.shape != (shape := found.shape(self.method.target)):
+            self.build(shape)
         found.read(self.tensors())
         self.step, self.seconds = found.step, found.state["seconds"]
         self.spent = Flops(found.state["flops_layers"], found.state["flops"])
