@@ -17,8 +17,9 @@ ALLOWED: dict[str, set[str]] = {
     "subnetworks": {"hashing"},
     "data": {"hashing"},
     "models": {"hashing", "subnetworks", "data"},
-    "methods": {"settings", "subnetworks"},
-    "train": {"hashing", "settings", "subnetworks", "data", "models", "methods"},
+    "growth": {"subnetworks"},
+    "methods": {"settings", "subnetworks", "growth"},
+    "train": {"hashing", "settings", "subnetworks", "growth", "data", "models", "methods"},
     "report": set(),
     "recipes": set(),
     "studies": {"hashing", "subnetworks", "data", "models", "methods", "train", "report"},
@@ -54,6 +55,13 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_rooms_without_torch(room: str) -> None:
     for path in (SOURCE / room).rglob("*.py"):
         assert not {name for name in imports(path) if name.split(".")[0] == "torch"}, path
+
+
+def test_methods_know_plans_of_growth_not_tensors() -> None:
+    assert not {name for name in imports(SOURCE / "growth" / "plan.py") if name.split(".")[0] == "torch"}
+    for path in (SOURCE / "methods").rglob("*.py"):
+        used = {name for name in imports(path) if name.startswith("raptr.growth")}
+        assert all(name.startswith("raptr.growth.plan") for name in used), path
 
 
 def test_no_pickle() -> None:

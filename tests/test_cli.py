@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from raptr.cli import main
+from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.train.config import Config
 
@@ -45,6 +46,37 @@ def test_from_command_to_report(
     assert Config.read(saved).mapping() == saved
     assert call(monkeypatch, "pretrain", *common, "--seed", "1") == 2
     assert "train.seed: was 0, now 1" in capsys.readouterr().err
+
+
+def test_a_run_that_grows_from_command_to_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = ["--method", "msg", "--steps", "8", "--batch", "4", "--length", "32", "--set", "data.vocabulary=1024"]
+    common += ["--set", "optimizer.warmup=2", "--set", "train.eval_samples=8", "--set", "train.log_every=1"]
+    assert call(monkeypatch, "pretrain", *common, "--until", "4") == 0  # the model grows in step 4
+    assert call(monkeypatch, "pretrain", *common) == 0
+    said = capsys.readouterr().err
+    assert "going on from step 4 of 8" in said
+    assert "stage 4/4 done" in said
+    exported = json.loads((tmp_path / "runs/demo-msg/export/config.json").read_text())
+    assert exported["num_hidden_layers"] == 6
+    assert (tmp_path / "runs/demo-msg/report/losses.png").exists()
+    saved = yaml.safe_load((tmp_path / "runs/demo-msg/config.yaml").read_text())
+    assert saved["method"]["schedule"] == "3-4-5-6"
+    assert Config.read(saved).mapping() == saved
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_plan(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "pretrain", "--method", method, "--dry-run") == 0
+    assert f"{method}: 6 layers, 800 steps" in capsys.readouterr().out
+    assert call(monkeypatch, "plan", "--method", method, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["layers"] == 12
+    assert made["rows"][-1]["stop"] == 100_000
 
 
 def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ VALUES = st.one_of(
     st.floats(),
     st.text(max_size=8),
     st.sampled_from(["6-8-10-12", "3-6", "raptr", "pld", "zero", "tiny", "1-2-4", "equal", "cuda", "linear"]),
+    st.sampled_from(["stacking", "lemon", "msg", "3-12", "6-12-24", "copy", "reset"]),
     st.lists(st.one_of(st.integers(-9, 9), st.none(), st.lists(st.integers(-9, 9), max_size=3)), max_size=4),
     st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
 )
@@ -35,6 +36,9 @@ KEYS = sorted(
         for key in values
     }
     | {
+        "method.moments",
+        "method.mask_steps",
+        "method.init",
         "method.theta",
         "method.keep",
         "method.drop",

@@ -45,7 +45,8 @@ ScheduleOption = Annotated[
 ]
 LengthsOption = Annotated[str | None, typer.Option(help="Stage lengths: equal or proportional.")]
 AverageOption = Annotated[
-    float | None, typer.Option(help="Fit to this average: layers (raptr), or a fraction of them (pld, layer-dropout).")
+    float | None,
+    typer.Option(help="Fit to this average: layers (schedules), or a fraction of them (pld, layer-dropout)."),
 ]
 FullStartOption = Annotated[int | None, typer.Option(help="Steps of full training at the start.")]
 MethodOption = Annotated[str | None, typer.Option(help=f"One of: {', '.join(METHODS)}.")]

@@ -1,13 +1,17 @@
 """One contract for every registered method; a new method is one more row in SETTINGS."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from raptr.methods import METHODS, Method, make_method
-from raptr.subnetworks import Shape, Subnetwork
+from raptr.methods.growing import Growing
+from raptr.methods.msg import Masked
+from raptr.subnetworks import Schedule, Shape, Subnetwork
 
 SHAPE, STEPS = Shape(layers=6, heads=4, parts=4), 4000
 
@@ -25,13 +29,26 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "stochastic-depth": [{}, {"keep": 0.7, "profile": "constant"}],
     "layerdrop": [{}, {"keep": 0.5}],
     "layer-dropout": [{}, {"average": 0.8}, {"drop": 0.6, "recovery": 0.25, "profile": "constant"}],
+    "stacking": [{}, {"schedule": "2-3-6", "lengths": "proportional", "moments": "reset"}, {"schedule": "6"}],
+    "progressive-stacking": [{}, {"schedule": "1-2-5-6", "moments": "zero"}],
+    "lemon": [{}, {"schedule": "4-4-6", "init": "zero"}],
+    "msg": [{}, {"schedule": "3-6", "mask_steps": 1999}, {"mask_steps": 0, "moments": "copy"}],
+    "msg-interpolation": [{}, {"schedule": "2-6", "average": 5, "mask_steps": 1}],
 }
 
-CASES = [
-    pytest.param(name, settings, id=f"{name}-{number}")
-    for name, rows in SETTINGS.items()
-    for number, settings in enumerate(rows)
-]
+
+def cases(names: Iterable[str]) -> list[Any]:
+    """The rows of these methods."""
+    return [
+        pytest.param(name, settings, id=f"{name}-{number}")
+        for name in names
+        for number, settings in enumerate(SETTINGS[name])
+    ]
+
+
+GROWING = [name for name in SETTINGS if issubclass(METHODS[name], Growing)]
+CONSTANT = [name for name in SETTINGS if name not in GROWING]
+CASES = cases(SETTINGS)
 
 
 def make(name: str, settings: dict[str, Any], seed: int = 0) -> Method:
@@ -56,7 +73,7 @@ def test_pure_in_the_step(name: str, settings: dict[str, Any]) -> None:
 def test_another_seed_draws_other_parts(name: str, settings: dict[str, Any]) -> None:
     one, other = make(name, settings, 0), make(name, settings, 1)
     same = all(one.subnetwork(step) == other.subnetwork(step) for step in range(0, STEPS, 40))
-    assert same == (name == "full")
+    assert same == (name in ("full", *GROWING))
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
@@ -89,7 +106,8 @@ def test_each_layer_runs_as_often_as_promised(name: str, settings: dict[str, Any
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_the_full_network_trains_in_the_last_stage(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
-    start = method.phases()[-1].start
+    fading = method.rising if isinstance(method, Masked) and len(method.phases()) > 1 else 0
+    start = method.phases()[-1].start + fading
     full = [method.subnetwork(step).scales == (1.0,) * SHAPE.layers for step in range(start, STEPS)]
     if method.ends_full:
         assert all(full)
@@ -104,12 +122,93 @@ def test_evaluation_judges_every_layer(name: str, settings: dict[str, Any]) -> N
     method = make(name, settings)
     for step in (0, 1, STEPS // 2, STEPS):
         judged = method.evaluated(step)
-        assert judged.kept == tuple(range(SHAPE.layers))
+        assert judged.kept == tuple(range(method.shape(max(step - 1, 0)).layers))
         assert judged.heads is None
         assert judged.parts is None
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
+def test_the_model_ends_with_the_full_shape(name: str, settings: dict[str, Any]) -> None:
+    assert make(name, settings).shape(STEPS - 1) == SHAPE
+
+
+@pytest.mark.parametrize(("name", "settings"), cases(GROWING))
+def test_the_shape_is_that_of_the_stage(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    for phase in method.phases():
+        for step in (phase.start, phase.stop - 1):
+            assert method.shape(step) == replace(SHAPE, layers=len(phase.keep))
+            assert method.subnetwork(step).layers == len(phase.keep)
+            assert method.evaluated(step + 1) == method.subnetwork(step)  # and not yet what the next step runs
+    sizes = [len(phase.keep) for phase in method.phases()]
+    assert sizes == sorted(sizes)
+    assert method.evaluated(0) == method.subnetwork(0) == Subnetwork.full(sizes[0])
+
+
+@pytest.mark.parametrize(("name", "settings"), cases(GROWING))
+def test_each_growth_has_a_plan(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    for before, after in pairwise(method.phases()):
+        old, new = method.shape(before.start), method.shape(after.start)
+        if old == new:
+            continue
+        plan = method.growth(old, new)
+        assert len(plan.sources) == new.layers
+        assert len(plan.new) == new.layers - old.layers
+        assert set(plan.sources) == set(range(old.layers))
+        assert plan.moments == method.settings()["moments"]
+    for wrong in (SHAPE, replace(SHAPE, layers=5), replace(SHAPE, layers=7, heads=5)):
+        with pytest.raises(ValueError, match=f"method {name} adds layers; it cannot grow from"):
+            method.growth(SHAPE, wrong)
+
+
+@pytest.mark.parametrize(("name", "settings"), cases(GROWING))
+def test_parts_of_a_model_that_is_not_full_yet(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    for phase in method.phases():
+        for step in (phase.start + 1, phase.stop):
+            judged = method.evaluated(step)
+            for size in range(1, judged.size + 1):
+                part = method.part(size, 0, step)
+                assert (part.size, part.layers) == (size, judged.layers)
+                assert all(scale in (0, judged.scales[layer]) for layer, scale in enumerate(part.scales))
+            assert method.part(judged.size, 0, step) == judged
+
+
+@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"schedule": "4-3-6"}, "schedule 4-3-6: size falls from 4 to 3; it may only grow"),
+        ({"schedule": "3-5"}, "schedule ends with 5 layers; the last stage of .* trains the full model, 6"),
+        ({"schedule": "3-9"}, "schedule 3-9: size 9 is out of range; 1 to 6 layers are allowed"),
+        ({"schedule": "0-6"}, "schedule 0-6: size 0 is out of range"),
+        ({"schedule": "3+3"}, "schedule is '3\\+3'; sizes joined by hyphens are allowed"),
+        ({"moments": "keep"}, "moments is 'keep'; copy or zero or reset is allowed"),
+        ({"lengths": "short"}, "lengths is 'short'; equal or proportional is allowed"),
+        ({"full_start": 10}, "method .* has no setting 'full_start'"),
+    ],
+)
+def test_growing_methods_refuse(name: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make(name, settings)
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_growing_methods_take_a_schedule(name: str) -> None:
+    schedule = Schedule.parse("3-6", layers=6, steps=10, fixed=())
+    method = make_method(name, shape=SHAPE, schedule=schedule)
+    assert [method.shape(step).layers for step in (0, 4, 5, 9)] == [3, 3, 6, 6]
+    with pytest.raises(ValueError, match="made for 6 layers and 10 steps; 6 layers and 4000 steps are allowed"):
+        make(name, {"schedule": schedule})
+    with pytest.raises(ValueError, match="lengths and average belong to a schedule given as text"):
+        make_method(name, shape=SHAPE, schedule=schedule, average=5)
+    started = Schedule.parse("3-6", layers=6, steps=10, full_start=2)
+    with pytest.raises(ValueError, match=f"a full-model start; {name} grows, so only rising sizes are allowed"):
+        make_method(name, shape=SHAPE, schedule=started)
+
+
+@pytest.mark.parametrize(("name", "settings"), cases(CONSTANT))
 def test_one_shape_and_no_growth(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     assert {method.shape(step) for step in (0, STEPS // 2, STEPS - 1)} == {SHAPE}
@@ -132,9 +231,9 @@ def test_steps_outside_training_are_refused(name: str, settings: dict[str, Any])
 def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     for size in range(1, SHAPE.layers + 1):
-        parts = [method.part(size, draw) for draw in range(4)]
+        parts = [method.part(size, draw, STEPS) for draw in range(4)]
         assert {part.size for part in parts} == {size}
-    assert method.part(SHAPE.layers, 0).scales == Subnetwork.full(SHAPE.layers).scales
+    assert method.part(SHAPE.layers, 0, STEPS).scales == Subnetwork.full(SHAPE.layers).scales
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,14 +6,16 @@
 
 A method never touches the training loop, and the loop names no method. Two more functions describe a method
 to people: `phases()` for plans, promises and reports, and `evaluated(step)`, the model that evaluation
-judges (the full model; scaled by keep probabilities where a method trains without scaling).
+judges (the full model, or as much of it as there is; scaled by keep probabilities where a method trains without
+scaling). After N steps the model still has the shape of step N - 1: it grows when step N begins.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from raptr.subnetworks import Shape, Stage, Subnetwork
+from raptr.growth.plan import Growth
+from raptr.subnetworks import Schedule, Shape, Stage, Subnetwork
 from raptr.subnetworks.sampling import draw_layers, keep_probabilities
 from raptr.subnetworks.scaling import scales
 
@@ -70,18 +72,15 @@ class Method(ABC):
             raise ValueError(f"step is {step}; 0 to {self.steps} are allowed")
         return Subnetwork.full(self.target.layers)
 
-    def part(self, size: int, draw: int) -> Subnetwork:
-        """A random part of `size` layers, first and last among them, as the method would run it."""
-        fixed = (1, self.target.layers) if size > 1 else ()
-        stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
-        kept = draw_layers(stage, self.target.layers, "exact", 1, seed=0, step=draw)
-        return self.scaled_part(kept, keep_probabilities(stage, self.target.layers))
+    def part(self, size: int, draw: int, step: int) -> Subnetwork:
+        """A random part of `size` layers, first and last among them, of the model that is judged after `step` steps."""
+        return self.scaled_part(*random_part(self.target.layers, size, draw))
 
     def scaled_part(self, kept: tuple[bool, ...], probabilities: tuple[float, ...]) -> Subnetwork:
         """The subnetwork of the kept layers; plain unless the method scales what it keeps."""
         return Subnetwork(scales("none", kept, probabilities))
 
-    def growth(self, old: Shape, new: Shape) -> NoReturn:
+    def growth(self, old: Shape, new: Shape) -> Growth:
         """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
         raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
 
@@ -101,8 +100,24 @@ class Method(ABC):
             raise ValueError(f"step is {step}; 0 to {self.steps - 1} are allowed")
 
 
+def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+    """Which of `layers` layers a part of `size` has, the first and the last among them, and the keep probabilities."""
+    fixed = (1, layers) if size > 1 else ()
+    stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
+    return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)
+
+
 def check_unit(name: str, value: float, *, zero: bool = True) -> None:
     """Refuse a setting that is no number in [0, 1], or in (0, 1]."""
     fine = isinstance(value, int | float) and not isinstance(value, bool) and (0 if zero else 1e-9) <= value <= 1
     if not fine:
         raise ValueError(f"{name} is {value!r}; a number {'from 0' if zero else 'above 0'} to 1 is allowed")
+
+
+def check_end(name: str, schedule: Schedule) -> None:
+    """Refuse a schedule whose last stage is not the full model."""
+    last = schedule.stages[-1].size
+    if last != schedule.layers:
+        raise ValueError(
+            f"schedule ends with {last} layers; the last stage of {name} trains the full model, {schedule.layers}"
+        )

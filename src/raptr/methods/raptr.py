@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
 
-from raptr.methods.contract import Method, Phase
+from raptr.methods.contract import Method, Phase, check_end
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.subnetworks.sampling import (
     HEADS,
@@ -56,15 +56,10 @@ class RaPTr(Method):
             raise ValueError(f"width_exponent is {self.width_exponent!r}; allowed: 0, 0.5, 1")
         if self.selection == "bernoulli" and self.groups != 1:
             raise ValueError(f"groups is {self.groups}; with selection bernoulli only 1 is allowed")
-        stages = self.stages.stages
-        if stages[-1].size != self.target.layers:
-            raise ValueError(
-                f"schedule ends with {stages[-1].size} layers; the last stage of raptr trains the full model, "
-                f"{self.target.layers}"
-            )
-        for stage in stages:
+        check_end(self.name, self.stages)
+        for stage in self.stages.stages:
             check_groups(stage, self.target.layers, self.groups)
-        assert len(self.head_counts) == len(self.part_counts) == len(stages)
+        assert len(self.head_counts) == len(self.part_counts) == len(self.stages.stages)
 
     @cached_property
     def stages(self) -> Schedule:
@@ -74,16 +69,10 @@ class RaPTr(Method):
             defaults = (None, None, 0, (1, -1))
             if (self.lengths, self.average, self.full_start, self.fixed) != defaults:
                 raise ValueError("lengths, average, full_start and fixed belong to a schedule given as text")
-            if (ready.layers, ready.steps) != (layers, self.steps):
-                raise ValueError(
-                    f"schedule is made for {ready.layers} layers and {ready.steps} steps; "
-                    f"{layers} layers and {self.steps} steps are allowed"
-                )
+            ready.check_model(layers, self.steps)
             return ready
-        if ready is None:
-            ready = "-".join(str(stage.size) for stage in Schedule.recommended(layers, max(self.steps, 4)).stages)
         return Schedule.parse(
-            ready,
+            Schedule.recommended(layers, max(self.steps, 4)).text if ready is None else ready,
             layers=layers,
             steps=self.steps,
             lengths=self.lengths,
@@ -117,8 +106,7 @@ class RaPTr(Method):
 
     def settings(self) -> dict[str, Any]:
         """The settings, with the schedule spelt out."""
-        sizes = [stage.size for stage in self.stages.stages[1 if self.stages.full_start else 0 :]]
-        return {**super().settings(), "schedule": "-".join(map(str, sizes))}
+        return {**super().settings(), "schedule": self.stages.text}
 
     def subnetwork(self, step: int) -> Subnetwork:
         """The step's random part."""

@@ -6,14 +6,31 @@ from typing import Any
 from raptr.methods.contract import Method
 from raptr.methods.full import Full
 from raptr.methods.layer_dropout import LayerDropout
+from raptr.methods.lemon import LEMON
+from raptr.methods.msg import MSG, MSGInterpolation
 from raptr.methods.pld import PLD
+from raptr.methods.progressive_stacking import ProgressiveStacking
 from raptr.methods.raptr import RaPTr
+from raptr.methods.stacking import Stacking
 from raptr.methods.stochastic_depth import LayerDrop, StochasticDepth
 from raptr.settings import nearest, values
 from raptr.subnetworks import Schedule, Shape
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Full, RaPTr, PLD, StochasticDepth, LayerDrop, LayerDropout)
+    method.name: method
+    for method in (
+        Full,
+        RaPTr,
+        PLD,
+        StochasticDepth,
+        LayerDrop,
+        LayerDropout,
+        Stacking,
+        ProgressiveStacking,
+        LEMON,
+        MSG,
+        MSGInterpolation,
+    )
 }
 
 

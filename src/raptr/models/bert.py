@@ -10,6 +10,7 @@ and indices reach a block as tensors. `embed`, `Block.forward` and `loss` are th
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -128,6 +129,9 @@ class Block(nn.Module):
 
 class Bert(nn.Module):
     """The encoder and its masked-language-model head."""
+
+    LAYERS: ClassVar[str] = "blocks"
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("attention_out", "mlp_out")  # where a block writes to the residual stream
 
     def __init__(self, config: BertConfig, seed: int = 0) -> None:
         super().__init__()

@@ -213,10 +213,10 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     settings = replace(config.train, device=device)
     dimensions = config.model.build(store.vocabulary.size, config.data.length)
     method = config.make_method(dimensions)
-    last = max(found.step - 1, 0)  # checkpoint N is the state before step N
-    model = Bert(dimensions.resized(method.shape(last)), settings.seed)
+    model = Bert(dimensions.resized(found.shape(method.target)), settings.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     model.to(settings.resolve_device()).eval()
+    last = max(found.step - 1, 0)  # checkpoint N is the state before step N
     keep = method.phases()[method.phase_index(last)].keep
 
     def trained(layer: int) -> Subnetwork:

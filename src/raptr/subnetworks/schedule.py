@@ -41,7 +41,7 @@ class Schedule:
     full_start: int = 0
 
     def __post_init__(self) -> None:
-        text = "-".join(str(stage.size) for stage in self.stages)
+        text = self.text
         for stage in self.stages:
             if not 1 <= stage.size <= self.layers:
                 raise ValueError(
@@ -126,6 +126,19 @@ class Schedule:
         smallest = min(2, layers)  # the first and the last layer are fixed
         sizes = [max(smallest, (2 * (3 + i) * layers + 6) // 12) for i in range(4)]
         return cls.parse("-".join(map(str, sizes)), layers=layers, steps=steps)
+
+    def check_model(self, layers: int, steps: int) -> None:
+        """Refuse a model, or a length of training, that the schedule is not made for."""
+        if (self.layers, self.steps) != (layers, steps):
+            raise ValueError(
+                f"schedule is made for {self.layers} layers and {self.steps} steps; "
+                f"{layers} layers and {steps} steps are allowed"
+            )
+
+    @property
+    def text(self) -> str:
+        """The sizes as they are written, `6-8-10-12`; a full-model start is not among them."""
+        return "-".join(str(stage.size) for stage in self.stages[1 if self.full_start else 0 :])
 
     @property
     def steps(self) -> int:

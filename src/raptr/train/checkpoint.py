@@ -31,6 +31,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from raptr.subnetworks import Shape
+
 STATE = "state.json"
 MANIFEST = "manifest.json"
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
@@ -44,6 +46,10 @@ class Checkpoint:
     path: Path
     step: int
     state: Mapping[str, Any]
+
+    def shape(self, constant: Shape) -> Shape:
+        """Return the shape of the model it holds: `constant` where none is recorded, as before models could grow."""
+        return Shape(**self.state["shape"]) if "shape" in self.state else constant
 
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
         """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""

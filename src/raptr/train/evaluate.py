@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch:
     return Evaluation(sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values()), losses)
 
 
-def evaluate_size(model: nn.Module, data: EvalData, method: Method, size: int, *, batch: int) -> float:
-    """The mean loss of a few fixed random parts of `size` layers, as the method would run them."""
-    losses = [evaluate(model, data, method.part(size, draw), batch=batch).loss for draw in range(DRAWS)]
+def evaluate_size(model: nn.Module, data: EvalData, method: Method, size: int, step: int, *, batch: int) -> float:
+    """The mean loss after `step` steps of a few fixed random parts of `size` layers, as the method would run them."""
+    losses = [evaluate(model, data, method.part(size, draw, step), batch=batch).loss for draw in range(DRAWS)]
     return sum(losses) / len(losses)

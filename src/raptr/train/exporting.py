@@ -42,8 +42,7 @@ def export(
     tokenizer = RunFolder(run).tokenizer
     built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
     method = config.make_method(built)
-    # Checkpoint N is the state before step N, and before the model grows for it.
-    dimensions = built.resized(method.shape(max(found.step - 1, 0)))
+    dimensions = built.resized(found.shape(method.target))
     part = judged(method, found.step) if layers is None else spread(layers, dimensions.layers)
     model = Bert(dimensions, config.train.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
@@ -81,10 +80,11 @@ def judged(method: Method, step: int) -> Subnetwork:
     subnetwork = method.evaluated(step)
     scales = sorted({scale for scale in subnetwork.scales if scale not in (0, 1)})
     if subnetwork.scaled == "layer" and scales:
+        branches = "a run with method.scaled=branches, " if "scaled" in method.settings() else ""
         raise ValueError(
             f"after {step:,} of {method.steps:,} steps method {method.name} multiplies whole layers by "
             f"{', '.join(f'{scale:.3g}' for scale in scales)}, which no stock model can; allowed: a step at which "
-            f"all are 1, a run with method.scaled=branches, or layers from 1 to {subnetwork.layers} (unscaled)"
+            f"all are 1, {branches}or layers from 1 to {subnetwork.layers} (unscaled)"
         )
     return subnetwork
 

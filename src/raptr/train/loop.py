@@ -2,6 +2,7 @@
 
     open the run folder, the data, the model and the optimizer; load the newest checkpoint, if there is one
     for step in the steps that are left:
+        the model's shape is not method.shape(step): grow   <- weights and optimizer state
         subnetwork = method.subnetwork(step)                <- the step's part is drawn, once
         set the learning rate of the step
         for each micro-batch: loss of batch(step, micro) under the subnetwork, backward   (execution.py)
@@ -11,13 +12,14 @@
         now and then: record, evaluate the full model (at every stage's end too), save
         asked to stop: save and leave
 
-Checkpoint `step-N` is the state before step N. Everything a step needs besides is a function of the step, so
-a run that was stopped and started again is the run that was not.
+Checkpoint `step-N` is the state before step N, and before any growth at N: whoever loads it finds another shape than
+step N's and grows it. Everything a step needs besides is a function of the step, so a run that was stopped and
+started again is the run that was not.
 """
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -27,10 +29,11 @@ from torch import Tensor
 
 from raptr.data import EvalData, TokenStore, TrainData, open_store, prepare_builtin
 from raptr.data.store import TOKENIZER
+from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
 from raptr.models.bert import Bert
-from raptr.subnetworks import Subnetwork
+from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
@@ -93,14 +96,26 @@ class Trainer:
         isolate = config.data.isolate_documents
         self.data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
         self.held_out = EvalData(store, length, settings.eval_samples, isolate=isolate)
-        self.model = Bert(self.dimensions, settings.seed).to(device)
-        self.execution = make_execution(self.model, settings, device, segments=isolate)
-        self.optimizer = make_optimizer(config.optimizer, self.model)
-        initialise(self.optimizer)
+        self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
         self.finite = FiniteCheck(device)
         self.readout: Readout[dict[str, Any]] = Readout(device)
+
+    def build(self, shape: Shape) -> None:
+        """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
+        self.shape = shape
+        settings, isolate = self.config.train, self.config.data.isolate_documents
+        self.model = Bert(self.dimensions.resized(shape), settings.seed).to(self.device)
+        self.execution = make_execution(self.model, settings, self.device, segments=isolate)
+        self.optimizer = make_optimizer(self.config.optimizer, self.model)
+        initialise(self.optimizer)
+
+    def grow(self, shape: Shape) -> None:
+        """Make the model and what the optimizer knows those of a larger shape."""
+        plan, before = self.method.growth(self.shape, shape), self.tensors()
+        self.build(shape)
+        grow(plan, before, self.tensors(), layers=Bert.LAYERS, outputs=Bert.OUTPUTS)
 
     def resume(self, console: Console) -> None:
         """Take up the newest whole checkpoint, if there is one."""
@@ -112,6 +127,8 @@ class Trainer:
                 f"the run in {str(self.folder.path)!r} was trained on other data "
                 f"(fingerprint {found.state['data']}, now {self.store.fingerprint}); start another run"
             )
+        if self.shape != (shape := found.shape(self.method.target)):
+            self.build(shape)
         found.read(self.tensors())
         self.step, self.readout.seconds = found.step, found.state["seconds"]
         self.spent = Flops(found.state["flops_layers"], found.state["flops"])
@@ -131,6 +148,8 @@ class Trainer:
                 self.evaluate()
             self.readout.start()
             while self.step < last and not stop.asked:
+                if self.shape != method.shape(self.step):
+                    self.grow(method.shape(self.step))
                 subnetwork, phase = method.subnetwork(self.step), method.phase_index(self.step)
                 loss, norm = self.optimize(subnetwork)
                 if self.step % settings.log_every == 0 or self.step == settings.steps:
@@ -197,13 +216,14 @@ class Trainer:
         return loss, norm
 
     def evaluate(self) -> None:
-        """Judge the full model, and the sizes asked for, on the held-out set."""
-        settings = self.config.train
+        """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
+        settings, whole = self.config.train, self.method.evaluated(self.step)
         with settings.autocast(self.device):
-            judged = evaluate(self.model, self.held_out, self.method.evaluated(self.step), batch=settings.batch)
+            judged = evaluate(self.model, self.held_out, whole, batch=settings.batch)
             sizes = {
-                str(size): evaluate_size(self.model, self.held_out, self.method, size, batch=settings.batch)
+                str(size): evaluate_size(self.model, self.held_out, self.method, size, self.step, batch=settings.batch)
                 for size in settings.eval_sizes
+                if size <= whole.size
             }
         self.eval_loss = judged.loss
         extra: dict[str, object] = {"domains": judged.domains} if len(judged.domains) > 1 else {}
@@ -218,6 +238,7 @@ class Trainer:
         self.finite.check()
         state = {
             "step": self.step,
+            "shape": asdict(self.shape),
             "seconds": self.readout.seconds,
             "flops": self.spent.total,
             "flops_layers": self.spent.layers,

@@ -1,0 +1,127 @@
+"""How far the held-out loss jumps when a model grows, and how soon the jump is made up, for each way to grow.
+
+    python benchmarks/growth_jump.py
+
+Three layers of the demo's model are trained for half of a run, once for each seed, and then become six. Each way to
+grow gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
+that of the model which goes on without growing. New layers of the gated ways are judged under the gate they have.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from raptr.data import TokenStore
+from raptr.train.config import Config
+from raptr.train.evaluate import evaluate
+from raptr.train.loop import Trainer, open_data
+from raptr.train.run import RunFolder, environment
+
+SEEDS, STEPS, LATER, MASK = (0, 1, 2), 400, (0, 10, 40), 20
+SMALL, LARGE = 3, 6
+WAYS: dict[str, dict[str, Any]] = {
+    "on top, moments copied (stacking, progressive-stacking)": {"name": "stacking"},
+    "on top, moments zero": {"name": "stacking", "moments": "zero"},
+    "on top, all moments reset": {"name": "stacking", "moments": "reset"},
+    "beside, moments copied (lemon)": {"name": "lemon"},
+    "beside, identity, moments copied (lemon, init=zero)": {"name": "lemon", "init": "zero"},
+    "on top, gated, moments zero (msg)": {"name": "msg", "mask_steps": MASK},
+    "beside, gated, moments zero (msg-interpolation)": {"name": "msg-interpolation", "mask_steps": MASK},
+}
+
+
+def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
+    """The demo's settings, of another length."""
+    return Config.read(
+        {
+            "model": {"size": "tiny", "layers": layers},
+            "method": method,
+            "data": {"vocabulary": 2048, "length": 64},
+            "optimizer": {"peak": 1e-3, "warmup": 40},
+            "train": {"steps": STEPS, "batch": 16, "eval_samples": 256, "seed": seed, "device": "cpu"},
+        }
+    )
+
+
+def loss(trainer: Trainer) -> float:
+    """The held-out loss of what the next step runs."""
+    part = trainer.method.subnetwork(trainer.step)
+    return evaluate(trainer.model, trainer.held_out, part, batch=64).loss
+
+
+def advance(trainer: Trainer, last: int) -> None:
+    """Train up to step `last`, writing nothing."""
+    while trainer.step < last:
+        trainer.optimize(trainer.method.subnetwork(trainer.step))
+
+
+def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolder) -> Trainer:
+    """A trainer of another method, with the weights, moments and step of the small model's."""
+    trainer = Trainer(chosen, folder, store, torch.device("cpu"))
+    trainer.build(small.shape)
+    there = small.tensors()
+    for name, tensor in trainer.tensors().items():
+        tensor.copy_(there[name])
+    trainer.step = small.step
+    return trainer
+
+
+def later(trainer: Trainer) -> list[float]:
+    """The losses 0 steps after now, and some steps later."""
+    start, losses = trainer.step, []
+    for steps in LATER:
+        advance(trainer, start + steps)
+        losses.append(loss(trainer))
+    return losses
+
+
+def measure(seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
+    """One seed: the loss before the growth, and the losses after it in each way."""
+    small = Trainer(config({"name": "full"}, seed, SMALL), folder, store, torch.device("cpu"))
+    advance(small, STEPS // 2)
+    before, after = loss(small), {}
+    for way, method in WAYS.items():
+        trainer = taken_up(config({**method, "schedule": f"{SMALL}-{LARGE}"}, seed), small, store, folder)
+        trainer.grow(trainer.method.shape(trainer.step))
+        after[way] = later(trainer)
+        print(seed, way, round(before, 4), [round(value, 4) for value in after[way]], flush=True)
+    after["not grown"] = later(small)
+    return {"seed": seed, "before": before, "after": after}
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "growth_jump.json")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place) / "run")
+        store = open_data(config({"name": "full"}, 0), folder.path, Console(stderr=True))
+        runs = [measure(seed, store, folder) for seed in SEEDS]
+    change: dict[str, list[dict[str, float]]] = {}
+    for way in runs[0]["after"]:
+        columns = zip(*([value - run["before"] for value in run["after"][way]] for run in runs), strict=True)
+        change[way] = [{"mean": statistics.mean(at), "deviation": statistics.stdev(at)} for at in columns]
+    result = {
+        "command": "python benchmarks/growth_jump.py",
+        "environment": environment(),
+        "setting": f"tiny BERT, {SMALL} to {LARGE} layers, built-in text, vocabulary 2048, 16 x 64 tokens a step, "
+        f"peak 1e-3 after a warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
+        "what": f"held-out loss (nats a masked token, 256 windows) minus that right before the growth, {LATER} "
+        "steps after it; mean and standard deviation over seeds",
+        "change": change,
+        "runs": runs,
+    }
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    for way, row in change.items():
+        print(f"{way:60}", "  ".join(f"{at['mean']:+.4f} ± {at['deviation']:.4f}" for at in row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Growth as a value: for each tensor of the deeper model, where it comes from. No torch here.
+
+n layers become n' = q·n + r layers in one of two orders; layers count from 0:
+
+    stacked(6, 9)     0 1 2 3 4 5 3 4 5     q copies bottom to top, then the top r layers
+    inserted(6, 9)    0 1 2 3 3 4 4 5 5     the same layers, each copy next to its source
+
+Up to a doubling `stacked` appends copies of the last n' - n layers (gradual stacking, Reddi et al. 2023); at a
+doubling, and beyond, it is progressive stacking (Gong et al. 2019) as bert2BERT (Chen et al. 2021) writes it.
+`inserted` is the consecutive insertion of LEMON (Wang et al. 2023).
+
+A new layer is a copy of its source or, with `identity`, one whose output projections are zero, which in a pre-LN
+block is the identity. What the optimizer knows moves by a named policy: `copy` (a new tensor has its source's
+moments and step count), `zero` (a new layer starts with zero moments and a step count of zero, so that the bias
+correction is right for it) or `reset` (everything starts anew, old layers too). A zeroed tensor holds nothing of its
+source, so under `copy` too it starts with zero moments: its source's were those of another point.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Moments = Literal["copy", "zero", "reset"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one tensor is made: from the smaller model's `source`, its weight or its moments zero where it says so."""
+
+    source: str
+    zero_weight: bool
+    zero_moments: bool
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Each layer's source in the smaller model; a source's first mention is that layer itself, others are new."""
+
+    sources: tuple[int, ...]
+    identity: bool = False
+    moments: Moments = "copy"
+
+    def __post_init__(self) -> None:
+        kept = [source for layer, source in enumerate(self.sources) if layer not in self.new]
+        assert kept == list(range(len(kept))), f"{self.sources} drops layers, or changes their order"
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """The layers that the smaller model does not have."""
+        return tuple(layer for layer, source in enumerate(self.sources) if source in self.sources[:layer])
+
+    def rule(self, name: str, *, layers: str, outputs: Sequence[str]) -> Rule:
+        """How the parameter `name` is made, in a model whose list of layers is called `layers`.
+
+        `outputs` names the modules of a layer that write to the residual stream.
+        """
+        if not name.startswith(f"{layers}."):
+            return Rule(name, zero_weight=False, zero_moments=self.moments == "reset")
+        number, inner = name.removeprefix(f"{layers}.").split(".", 1)
+        new = int(number) in self.new
+        zeroed = new and self.identity and inner.split(".")[0] in outputs
+        return Rule(
+            source=f"{layers}.{self.sources[int(number)]}.{inner}",
+            zero_weight=zeroed,
+            zero_moments=self.moments == "reset" or (new and self.moments == "zero") or zeroed,
+        )
+
+
+def stacked(old: int, new: int) -> tuple[int, ...]:
+    """The sources of `new` layers: the `old` ones bottom to top, as often as they fit, then the topmost."""
+    assert 1 <= old <= new, (old, new)
+    copies, rest = divmod(new, old)
+    return tuple(range(old)) * copies + tuple(range(old - rest, old))
+
+
+def inserted(old: int, new: int) -> tuple[int, ...]:
+    """The sources of `new` layers: as `stacked`, but each copy right after its source."""
+    return tuple(sorted(stacked(old, new)))

@@ -1,0 +1,103 @@
+"""What is particular to the methods that grow: literal stages, sources and gates."""
+
+from typing import Any
+
+import pytest
+
+from raptr.methods import Method, make_method
+from raptr.subnetworks import Shape, Subnetwork
+
+
+def make(name: str, layers: int = 12, steps: int = 1000, **settings: Any) -> Method:
+    return make_method(name, shape=Shape(layers, heads=12, parts=4), steps=steps, **settings)
+
+
+def sizes(method: Method) -> str:
+    return "-".join(str(method.shape(phase.start).layers) for phase in method.phases())
+
+
+@pytest.mark.parametrize("name", ["stacking", "lemon", "msg", "msg-interpolation"])
+def test_growing_methods_begin_with_half_of_the_layers(name: str) -> None:
+    assert sizes(make(name)) == "6-8-10-12"
+    assert sizes(make(name, layers=6)) == "3-4-5-6"
+    assert sizes(make(name, schedule="6-9-12")) == "6-9-12"
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(12, "3-6-12"), (24, "6-12-24"), (6, "3-6"), (7, "2-4-7"), (10, "5-10"), (2, "1-2"), (1, "1")],
+)
+def test_progressive_stacking_doubles(layers: int, expected: str) -> None:
+    assert sizes(make("progressive-stacking", layers=layers)) == expected
+
+
+def test_stages_have_the_lengths_of_any_schedule() -> None:
+    method = make("stacking", schedule="6-9-12", steps=600, lengths="proportional")
+    assert [(phase.start, phase.stop) for phase in method.phases()] == [(0, 100), (100, 300), (300, 600)]
+    layers = {0: 6, 99: 6, 100: 9, 299: 9, 300: 12, 599: 12}
+    assert {step: method.shape(step).layers for step in layers} == layers
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "sources"),
+    [
+        ("stacking", 6, 9, (0, 1, 2, 3, 4, 5, 3, 4, 5)),
+        ("stacking", 2, 5, (0, 1, 0, 1, 1)),  # more than there is to copy: as progressive stacking
+        ("progressive-stacking", 3, 6, (0, 1, 2, 0, 1, 2)),
+        ("progressive-stacking", 3, 8, (0, 1, 2, 0, 1, 2, 1, 2)),
+        ("lemon", 6, 9, (0, 1, 2, 3, 3, 4, 4, 5, 5)),
+        ("lemon", 2, 5, (0, 0, 1, 1, 1)),
+        ("msg", 6, 9, (0, 1, 2, 3, 4, 5, 3, 4, 5)),
+        ("msg-interpolation", 6, 9, (0, 1, 2, 3, 3, 4, 4, 5, 5)),
+    ],
+)
+def test_where_new_layers_come_from(name: str, old: int, new: int, sources: tuple[int, ...]) -> None:
+    plan = make(name).growth(Shape(old, 12, 4), Shape(new, 12, 4))
+    assert plan.sources == sources
+    assert not plan.identity
+
+
+def test_lemon_can_start_new_layers_as_identities() -> None:
+    assert make("lemon", init="zero").growth(Shape(6), Shape(8)).identity
+    with pytest.raises(ValueError, match="init is 'ones'; copy or zero is allowed"):
+        make("lemon", init="ones")
+
+
+def test_msg_fades_new_layers_in() -> None:
+    method = make("msg", schedule="6-9-12", steps=300, mask_steps=4)
+    gates = {step: method.subnetwork(step).scales for step in (99, 100, 101, 102, 103, 104, 199, 200, 202)}
+    assert gates[99] == (1.0,) * 6
+    assert [set(gates[step][:6]) for step in (100, 101, 104)] == [{1.0}] * 3
+    assert [gates[step][6:] for step in (100, 101, 102, 103, 104)] == [(c,) * 3 for c in (0, 0.25, 0.5, 0.75, 1)]
+    assert gates[199] == (1.0,) * 9
+    assert gates[200] == (1.0,) * 9 + (0.0,) * 3
+    assert gates[202] == (1.0,) * 9 + (0.5,) * 3
+    assert method.evaluated(100) == Subnetwork.full(6)  # the growth comes after
+    assert method.evaluated(101).scales == gates[100]
+    beside = make("msg-interpolation", schedule="6-9-12", steps=300, mask_steps=4)
+    assert beside.subnetwork(102).scales == (1, 1, 1, 1, 0.5, 1, 0.5, 1, 0.5)
+    assert {method.subnetwork(step).scaled for step in (99, 101)} == {"layer"}
+
+
+def test_msg_promises_what_its_gates_cost() -> None:
+    method = make("msg", schedule="6-12", steps=300)
+    assert method.settings()["mask_steps"] == 15
+    assert method.phases()[1].size == pytest.approx(12 - 6 / 150)  # the new layers do not run in the first step
+    at_once = make("msg", schedule="6-12", steps=300, mask_steps=0)
+    assert at_once.phases()[1].size == 12
+    assert at_once.subnetwork(150) == Subnetwork.full(12)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(2, 0), (4, 1), (18, 1), (20, 1), (40, 2)])
+def test_msg_fades_over_a_tenth_of_a_stage(steps: int, expected: int) -> None:
+    assert make("msg", schedule="6-12", steps=steps).settings()["mask_steps"] == expected
+
+
+def test_msg_refuses_gates_that_never_open() -> None:
+    assert make("msg", schedule="6-9-12", steps=300, mask_steps=99).subnetwork(199).scales[8] == 1
+    for wrong in (100, -1):
+        with pytest.raises(
+            ValueError, match=f"mask_steps is {wrong}; 0 to 99 is allowed, so that new layers are fully"
+        ):
+            make("msg", schedule="6-9-12", steps=300, mask_steps=wrong)
+    assert make("msg", schedule="12", mask_steps=7).settings()["mask_steps"] == 7  # nothing grows

@@ -1,0 +1,369 @@
+"""Growth in the training loop: what is preserved, what the optimizer does next, and that no kill is noticed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from raptr.data import Document, TokenStore, prepare
+from raptr.growth import Growth
+from raptr.growth import apply as growth_apply
+from raptr.methods import METHODS
+from raptr.methods.growing import Growing
+from raptr.models.bert import Bert
+from raptr.subnetworks import Shape, Subnetwork
+from raptr.train import checkpoint, loop
+from raptr.train.config import Config
+from raptr.train.exporting import export
+from raptr.train.flops import planned_flops
+from raptr.train.loop import Result, Trainer, pretrain
+from raptr.train.plan import plan
+from raptr.train.run import RunFolder
+
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
+STEPS, GROWTHS = 16, (4, 8, 12)  # 3-4-5-6 in four equal stages
+
+GROWING = [name for name in METHODS if issubclass(METHODS[name], Growing)]
+CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
+    *(({"name": name}, {}) for name in GROWING),
+    ({"name": "stacking", "moments": "zero"}, {"optimizer": {"idle": "zero"}}),
+    ({"name": "progressive-stacking", "schedule": "1-2-6", "moments": "reset"}, {"model": {"dropout": 0.1}}),
+    ({"name": "lemon", "init": "zero"}, {"train": {"accumulate": 2}}),
+    ({"name": "msg", "mask_steps": 3}, {}),
+    ({"name": "msg-interpolation", "schedule": "2-6", "mask_steps": 7}, {"optimizer": {"idle": "zero"}}),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
+    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
+    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
+    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def config(store: TokenStore, method: dict[str, Any], sections: dict[str, dict[str, Any]] | None = None) -> Config:
+    given = sections or {}
+    model = {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16}
+    train = {"steps": STEPS, "batch": 4, "eval_samples": 8, "log_every": 1, "checkpoint_every": 100, "device": "cpu"}
+    return Config.read(
+        {
+            "model": {**model, **given.get("model", {})},
+            "method": method,
+            "data": {"source": str(store.path), "length": 24, "vocabulary": 600},
+            "optimizer": {"peak": 0.01, "warmup": 3, **given.get("optimizer", {})},
+            "train": {**train, **given.get("train", {})},
+        }
+    )
+
+
+def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
+    """One start of the program: open the folder, resume, train up to `until`."""
+    folder = RunFolder(run)
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+        trainer.resume(QUIET)
+        result = trainer.train(until, QUIET)
+    return result, snapshot(trainer)
+
+
+def snapshot(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """The last record of each kind and step, without the time it took."""
+    last: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        del record["seconds"]
+        last[record["kind"], record["step"]] = record
+    return [last[key] for key in sorted(last)]
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def before_growth(chosen: Config, store: TokenStore, run: Path) -> Trainer:
+    """A trainer that has trained up to its first growth and not grown yet."""
+    folder = RunFolder(run)
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+        trainer.train(trainer.method.phases()[0].stop, QUIET)
+    assert trainer.shape != trainer.method.shape(trainer.step)
+    return trainer
+
+
+@pytest.mark.parametrize(("method", "sections"), CASES)
+def test_stopped_after_every_step_ends_bit_for_bit_as_never_stopped(
+    method: dict[str, Any], sections: dict[str, dict[str, Any]], store: TokenStore, tmp_path: Path
+) -> None:
+    chosen = config(store, method, sections)
+    whole, weights = leg(chosen, tmp_path / "whole", store)
+    for until in range(1, STEPS + 1):
+        result, resumed = leg(chosen, tmp_path / "legs", store, until)
+    assert differing(weights, resumed) == []
+    assert result.eval_loss == whole.eval_loss
+    assert records(tmp_path / "legs") == records(tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """What a kill leaves: nothing after it runs."""
+
+
+@pytest.mark.parametrize("method", [{"name": "lemon", "init": "zero"}, {"name": "msg", "mask_steps": 3}])
+@pytest.mark.parametrize("saved", [1, 4])
+@pytest.mark.parametrize("moment", ["before", "inside", "after"])
+def test_a_kill_around_a_growth_is_not_noticed(
+    method: dict[str, Any],
+    saved: int,
+    moment: str,
+    store: TokenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Checkpoints fall on the growth or not; the kill comes before it, halfway through its tensors, or a step later."""
+    chosen = config(store, method, {"train": {"checkpoint_every": saved, "keep": 1}})
+    _, weights = leg(chosen, tmp_path / "whole", store)
+
+    run, save = tmp_path / "killed", Trainer.save
+
+    def growing(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], **names: Any) -> None:
+        if moment == "inside":
+            into = dict(list(into.items())[: len(into) // 2])
+        if moment != "before":
+            growth_apply.grow(plan, old, into, **names)
+        if moment != "after":
+            raise Killed
+
+    def saving(trainer: Trainer) -> None:
+        if trainer.step > GROWTHS[1]:
+            raise Killed
+        save(trainer)
+
+    leg(chosen, run, store, GROWTHS[1] - 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "grow", growing)
+        patched.setattr(Trainer, "save", saving)
+        with pytest.raises(Killed):
+            leg(chosen, run, store)
+    assert checkpoint.steps(run / "checkpoints") == [GROWTHS[1]]
+    _, resumed = leg(chosen, run, store)
+    assert differing(weights, resumed) == []
+
+
+@pytest.mark.parametrize(("method", "sections"), CASES)
+def test_a_run_costs_what_was_planned_and_ends_full(
+    method: dict[str, Any], sections: dict[str, dict[str, Any]], store: TokenStore, tmp_path: Path
+) -> None:
+    chosen = config(store, method, sections)
+    leg(chosen, tmp_path, store)
+    dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
+    made = chosen.make_method(dimensions)
+    cost = {"sequences": 4, "length": 24, "masked": chosen.data.masked}
+    last, planned = records(tmp_path)[-1], planned_flops(dimensions, made, **cost)
+    assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
+    shown = plan(made, dimensions, **cost)
+    assert shown.flops == planned.total
+    assert shown.relative_layers == pytest.approx(shown.average / 6)
+    found = checkpoint.load_latest(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.shape(Shape(1)) == dimensions.shape
+
+
+def test_what_a_growing_run_records(store: TokenStore, tmp_path: Path) -> None:
+    sections = {"train": {"checkpoint_every": 4, "keep": 9, "eval_every": 2, "eval_sizes": [2, 4]}}
+    leg(config(store, {"name": "stacking"}, sections), tmp_path, store)
+    seen = records(tmp_path)
+    trains = [record for record in seen if record["kind"] == "train"]
+    assert [record["size"] for record in trains] == [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4
+    assert trains[-1]["flops_layers"] == pytest.approx(trains[3]["flops_layers"] * 18 / 3)
+    evals = {record["step"]: list(record["sizes"]) for record in seen if record["kind"] == "eval"}
+    assert evals == {step: ["2"] if step <= 4 else ["2", "4"] for step in range(0, 17, 2)}
+    found = [checkpoint.load(tmp_path / "checkpoints", step) for step in (4, 8, 12, 16)]
+    assert [each.shape(Shape(1)).layers for each in found] == [3, 4, 5, 6]  # before any growth at that step
+    assert replace(found[0], state={}).shape(Shape(12)) == Shape(12)
+
+
+def test_the_first_layers_start_as_those_of_the_full_model(store: TokenStore, tmp_path: Path) -> None:
+    small = Trainer(config(store, {"name": "stacking"}), RunFolder(tmp_path), store, CPU)
+    large = Trainer(config(store, {"name": "full"}), RunFolder(tmp_path), store, CPU)
+    there = large.tensors()
+    assert small.shape.layers == 3
+    assert [name for name, tensor in small.tensors().items() if not torch.equal(tensor, there[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"name": "msg", "mask_steps": 0, "moments": "copy"}, {"name": "stacking"}),
+        ({"name": "msg-interpolation", "mask_steps": 0, "moments": "zero"}, {"name": "lemon", "moments": "zero"}),
+        ({"name": "progressive-stacking"}, {"name": "stacking", "schedule": "3-6"}),
+        ({"name": "stacking", "schedule": "6"}, {"name": "full"}),
+    ],
+)
+def test_methods_that_are_one_train_bit_for_bit_alike(
+    one: dict[str, Any], other: dict[str, Any], store: TokenStore, tmp_path: Path
+) -> None:
+    _, first = leg(config(store, one), tmp_path / "one", store)
+    _, second = leg(config(store, other), tmp_path / "other", store)
+    assert differing(first, second) == []
+
+
+def logits(trainer: Trainer, subnetwork: Subnetwork) -> Tensor:
+    trainer.model.eval()
+    with torch.no_grad():
+        return trainer.model.logits(trainer.data.batch(0), subnetwork)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("method", "preserving"),
+    [
+        ({"name": "lemon", "init": "zero"}, True),
+        ({"name": "lemon", "init": "zero", "schedule": "2-6"}, True),
+        ({"name": "msg", "mask_steps": 3}, True),
+        ({"name": "msg-interpolation", "mask_steps": 3}, True),
+        ({"name": "lemon"}, False),
+        ({"name": "stacking"}, False),
+        ({"name": "progressive-stacking"}, False),
+    ],
+)
+def test_what_growth_promises_to_leave_as_it_is(
+    method: dict[str, Any], preserving: bool, store: TokenStore, tmp_path: Path
+) -> None:
+    trainer = before_growth(config(store, method), store, tmp_path)
+    before = logits(trainer, trainer.method.evaluated(trainer.step))
+    trainer.grow(trainer.method.shape(trainer.step))
+    after = logits(trainer, trainer.method.subnetwork(trainer.step))
+    assert after.dtype == torch.float64
+    assert ((after - before).abs().max().item() <= 1e-10) == preserving
+
+
+def by_hand(trainer: Trainer, sources: Sequence[int]) -> tuple[Bert, torch.optim.AdamW]:
+    """A model built large, given copies of the layers and of their optimizer state with torch's own means."""
+    small, old = trainer.model, trainer.optimizer.state_dict()
+    large = Bert(replace(small.config, layers=len(sources)))
+    rest = {name: value for name, value in small.state_dict().items() if not name.startswith("blocks.")}
+    large.load_state_dict(rest, strict=False)
+    for block, source in zip(large.blocks, sources, strict=True):
+        block.load_state_dict(small.blocks[source].state_dict())
+    names = [[name for name, p in m.named_parameters() if (p.ndim >= 2) == m2] for m in (small, large) for m2 in (1, 0)]
+    places = {name: number for number, name in enumerate([*names[0], *names[1]])}
+    state = {}
+    for number, name in enumerate([*names[2], *names[3]]):
+        part = name.split(".")
+        if part[0] == "blocks":
+            part[1] = str(sources[int(part[1])])
+        state[number] = {key: value.clone() for key, value in old["state"][places[".".join(part)]].items()}
+    settings = trainer.config.optimizer
+    matrices, others = ([p for p in large.parameters() if (p.ndim >= 2) == wide] for wide in (True, False))
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+    )
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return large, optimizer
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("method", [{"name": "stacking"}, {"name": "lemon"}])
+def test_after_growth_the_optimizer_goes_on_as_if_the_model_had_always_been_large(
+    method: dict[str, Any], store: TokenStore, tmp_path: Path
+) -> None:
+    trainer = before_growth(config(store, method), store, tmp_path)
+    sources = (0, 1, 2, 2)
+    model, optimizer = by_hand(trainer, sources)
+    trainer.grow(trainer.method.shape(trainer.step))
+    full = Subnetwork.full(len(sources))
+    for step in range(5):
+        for each, steps in ((model, optimizer), (trainer.model, trainer.optimizer)):
+            for group in steps.param_groups:
+                group["lr"] = 0.01
+            each(trainer.data.batch(step), full).backward()
+            steps.step()
+            steps.zero_grad()
+    assert differing(model.state_dict(), trainer.model.state_dict()) == []
+
+
+@pytest.mark.parametrize(
+    ("moments", "old_is_fresh", "new_is_fresh"),
+    [("zero", False, True), ("reset", True, True), ("copy", False, False)],
+)
+@pytest.mark.parametrize("name", ["stacking", "lemon"])
+def test_whose_first_update_is_that_of_a_fresh_optimizer(
+    name: str, moments: str, old_is_fresh: bool, new_is_fresh: bool, store: TokenStore, tmp_path: Path
+) -> None:
+    trainer = before_growth(config(store, {"name": name, "moments": moments}), store, tmp_path)
+    trainer.grow(trainer.method.shape(trainer.step))
+    trainer.model(trainer.data.batch(4), Subnetwork.full(4)).backward()
+    updates = []
+    for block in (0, 3):
+        own = [parameter for parameter in trainer.model.blocks[block].parameters() if parameter.ndim >= 2]
+        copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in own]
+        for copied, parameter in zip(copies, own, strict=True):
+            copied.grad = None if parameter.grad is None else parameter.grad.clone()
+        fresh = torch.optim.AdamW(copies, **{key: trainer.optimizer.param_groups[0][key] for key in ADAM})
+        fresh.step()
+        updates.append((own, copies))
+    trainer.optimizer.step()
+    same = [
+        max((a - b).abs().max().item() for a, b in zip(own, copies, strict=True)) <= 1e-7 for own, copies in updates
+    ]
+    assert same == [old_is_fresh, new_is_fresh]
+
+
+ADAM = ("lr", "betas", "eps", "weight_decay")
+
+
+def test_zeroed_tensors_never_have_their_sources_moments(store: TokenStore, tmp_path: Path) -> None:
+    trainer = before_growth(config(store, {"name": "lemon", "init": "zero"}), store, tmp_path)
+    trainer.grow(trainer.method.shape(trainer.step))
+    there = trainer.tensors()
+    for kind in ("model", "exp_avg", "exp_avg_sq", "step"):
+        for module in ("attention_out", "mlp_out"):
+            for part in ("weight", "bias"):
+                assert not there[f"{kind}.blocks.3.{module}.{part}"].any()
+                assert there[f"{kind}.blocks.2.{module}.{part}"].any()
+        assert torch.equal(there[f"{kind}.blocks.3.qkv.weight"], there[f"{kind}.blocks.2.qkv.weight"])
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_new_parameters_are_trained_and_only_matrices_decay(name: str, store: TokenStore, tmp_path: Path) -> None:
+    trainer = before_growth(config(store, {"name": name}), store, tmp_path)
+    trainer.grow(trainer.method.shape(trainer.step))
+    decayed, plain = trainer.optimizer.param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.01, 0)
+    assert {id(p) for p in decayed["params"]} == {id(p) for p in trainer.model.parameters() if p.ndim >= 2}
+    assert {id(p) for p in plain["params"]} == {id(p) for p in trainer.model.parameters() if p.ndim < 2}
+    before = snapshot(trainer)
+    trainer.optimize(Subnetwork.full(trainer.shape.layers))
+    assert len(differing(before, trainer.tensors())) == len(before)
+
+
+def test_export_of_a_model_that_is_still_growing(store: TokenStore, tmp_path: Path) -> None:
+    pretrain(config(store, {"name": "stacking"}), tmp_path / "small", until=GROWTHS[0], console=QUIET)
+    folder = export(tmp_path / "small")
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 3
+    fading = config(store, {"name": "msg", "mask_steps": 3})
+    pretrain(fading, tmp_path / "fading", until=GROWTHS[0] + 2, console=QUIET)
+    sentence = "method msg multiplies whole layers by 0.333, .* a step at which all are 1, or layers from 1 to 4"
+    with pytest.raises(ValueError, match=sentence):
+        export(tmp_path / "fading")
