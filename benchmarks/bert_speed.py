@@ -28,6 +28,7 @@ from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
 from raptr.data import open_store
+from raptr.models import bert
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops
@@ -85,7 +86,8 @@ class Bench:
                 "train": {"steps": FOREVER, "batch": self.case.batch, "execution": execution},
             }
         )
-        trainer = Trainer(config, self.folder, self.store, self.device)
+        with torch.device("cuda"):
+            trainer = Trainer(config, self.folder, self.store, self.device)
         trainer.readout.start()
         return trainer
 
@@ -102,6 +104,12 @@ class Bench:
                     self.folder.record({**reading.note, "loss": reading.numbers[0], "seconds": reading.seconds})
 
         self.ways[name] = step
+
+
+def quick_weights(model: torch.nn.Module, seed: int) -> None:
+    """Random weights made on the GPU: their values do not matter here, and there are many models."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
 
 
 def milliseconds(step: Callable[[], object], steps: int) -> float:
@@ -146,9 +154,7 @@ def peers(case: Case, vocabulary: int) -> dict[str, Callable[[], None]]:
     """Hugging Face's BertForMaskedLM in the same kind of loop, eager and compiled."""
     from transformers import BertConfig, BertForMaskedLM
 
-    from raptr.models.bert import SIZES
-
-    size = SIZES[case.size]
+    size = bert.SIZES[case.size]
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=size.width,
@@ -254,63 +260,73 @@ def _first(size: int, layers: int) -> Subnetwork:
     return Subnetwork(tuple(float(layer < size) for layer in range(layers)))
 
 
-def summary(result: dict[str, Any], rate: float) -> str:
-    """A table for the terminal."""
-    lines = [f"{result['case']}: {'way':<24} ms/step  spread  tokens/s  share of products"]
-    full = result["flops"][str(result["sizes"][-1])]
-    for name, times in result["milliseconds"].items():
-        middle = statistics.median(times)
-        size = name.split()[-1]
-        share = result["flops"].get(size, full) / middle / rate * 1000
-        spread = (max(times) - min(times)) / 2
-        lines.append(f"  {name:<30} {middle:8.2f} {spread:7.2f} {result['tokens'] / middle * 1000:9,.0f} {share:8.3f}")
-    for form in ("gather", "skip", "zero"):
-        ratios = []
-        for size in result["sizes"]:
-            pairs = zip(result["milliseconds"][f"{form} {size}"], result["milliseconds"][f"static {size}"], strict=True)
-            ratios.append(f"{size}: {statistics.median(a / b for a, b in pairs):.4f}")
-        lines.append(f"  {form} / static  {', '.join(ratios)}")
-        mean = [
-            statistics.median(
-                result["milliseconds"][f"{form} {result['sizes'][-1]}"][block]
-                / statistics.mean(result["milliseconds"][f"{form} {k}"][block] for k in result["sizes"])
-                for block in range(len(times))
-            )
-        ][0]
-        counted = full / statistics.mean(result["flops"].values())
+def tables(result: dict[str, Any], rate: float) -> str:
+    """A case's results in Markdown."""
+    times, sizes, counted = result["milliseconds"], result["sizes"], result["flops"]
+    full = str(sizes[-1])
+    lines = ["", f"**{result['case']}**", "", "| way | ms a step | spread | tokens/s | share of the products' rate |"]
+    lines.append("|---|---|---|---|---|")
+    for name, blocks in times.items():
+        middle, spread = statistics.median(blocks), (max(blocks) - min(blocks)) / 2
+        share = counted.get(name.split()[-1], counted[full]) / middle / rate * 1000
         lines.append(
-            f"  {form}: speed-up of equal stages {mean:.4f}, counted {counted:.4f}, ratio {mean / counted:.4f}"
+            f"| {name} | {middle:.2f} | {spread:.2f} | {result['tokens'] / middle * 1000:,.0f} | {share:.3f} |"
         )
-    lines.append(f"  recompiled {result['recompiled graphs']}, synchronising {result['synchronising calls']}")
-    lines += [f"  {name}: {where}" for name, where in result["where the time goes"].items()]
+    lines += ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | speed-up, equal stages | counted | ratio |"]
+    lines.append("|---" * (len(sizes) + 4) + "|")
+    for form in ("gather", "skip", "zero"):
+        ratios = [_paired(times[f"{form} {k}"], times[f"static {k}"]) for k in sizes]
+        means = [statistics.mean(block) for block in zip(*(times[f"{form} {k}"] for k in sizes), strict=True)]
+        seen, possible = _paired(times[f"{form} {full}"], means), counted[full] / statistics.mean(counted.values())
+        cells = [*(f"{ratio:.4f}" for ratio in ratios), f"{seen:.4f}", f"{possible:.4f}", f"{seen / possible:.4f}"]
+        lines.append(f"| {form} | {' | '.join(cells)} |")
+    lines += ["", f"Recompiled: {result['recompiled graphs']}. Synchronising: {result['synchronising calls']}.", ""]
+    lines += [f"{name}, ms by kind of kernel: {where}" for name, where in result["where the time goes"].items()]
+    for form, found in result["peak memory"].items():
+        layer = found["weights and moments of a layer"]
+        for k in sizes:
+            allowed = found["static"][str(k)] + (sizes[-1] - k) * layer
+            lines.append(
+                f"peak memory, {form} {k}: {found['k of L'][str(k)] / 2**30:.3f} GiB, {allowed / 2**30:.3f} allowed"
+            )
     return "\n".join(lines)
+
+
+def _paired(ones: list[float], others: list[float]) -> float:
+    """The median ratio of two ways in the same block."""
+    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
 
 
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--case", action="append", help="SIZE:BATCHxLENGTH; repeatable")
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bert_speed.json")
+    parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
     given = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
+    if given.show:
+        there = json.loads(given.out.read_text())
+        print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
+        return
+    bert.initialise = quick_weights
     rate, cases = matrix_rate(), []
     print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    for number, text in enumerate(given.case or ["base:256x128", "large:128x128", "large:32x512", "mini:256x128"]):
+    for number, text in enumerate(given.case or ["base:256x128", "mini:256x128", "large:128x128", "large:32x512"]):
         result = measure(
             Case.parse(text),
             given.data,
             blocks=given.blocks,
             steps=given.steps,
             with_peers=number == 0 and not given.no_peers,
-            memory=not given.no_memory,
+            memory=number == 0 and not given.no_memory,
         )
         cases.append(result)
-        print(summary(result, rate), flush=True)
+        print(tables(result, rate), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
         written = {"matrix product, FLOP/s": rate, "blocks": given.blocks, "steps": given.steps, "cases": cases}

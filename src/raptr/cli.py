@@ -83,6 +83,9 @@ def pretrain(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="The same bits every time on a GPU too, at a cost in speed.")
+    ] = None,
     settings: SetOption = None,
     until: Annotated[int | None, typer.Option(help="Stop after this many steps in all, saved.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace the run if it exists.")] = False,
@@ -106,6 +109,7 @@ def pretrain(
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.deterministic": deterministic,
     }
     full = _resolve(recipe, config, method, given, settings or [])
     console = Console(stderr=True)

@@ -1,6 +1,7 @@
 """Both forms compute the same; compiled code is compiled once for a stage; a GPU's kernels compute what torch does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -113,6 +114,7 @@ def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at it while tracing
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11 itself uses it
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("form", ["skip", "gather"])
 @pytest.mark.parametrize("scaling", ["sqrt", "linear", "none"])
@@ -209,3 +211,23 @@ def test_graphs_equal_skipping_on_a_gpu(name: str) -> None:
         other, found = gradients(model, gather, subnetwork, 1)
         torch.testing.assert_close(other, loss)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.parametrize("form", ["skip", "gather"])
+@pytest.mark.parametrize("name", ["full", "depth", "branches"])
+def test_half_precision_stays_close_to_double(name: str, form: str) -> None:
+    config = replace(CONFIG, width=64, head_size=16)
+    gpu, subnetwork = torch.device("cuda"), SUBNETWORKS[name]
+    exact = bert(config=config)
+    loss, expected = gradients(exact, make_execution(exact, settings(), CPU), subnetwork, 1)
+    model = bert(gpu, torch.float32, config)
+    run = make_execution(model, settings(execution=form), gpu)
+    for _ in range(2):
+        found_loss, found = gradients(model, run, subnetwork, 1)
+        assert abs(found_loss.item() - loss.item()) < 0.02
+        assert found.keys() == expected.keys()
+        for key, gradient in expected.items():
+            assert (found[key].cpu() - gradient).norm() < 0.06 * gradient.norm() + 1e-4, key

@@ -34,7 +34,7 @@ from raptr.data import open_store
 from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, read
-from raptr.train.config import Config
+from raptr.train.config import Config, Precision
 from raptr.train.flops import planned_flops
 
 FULL = "full"
@@ -149,6 +149,7 @@ class _Own:
     """What an entry may have beside its method's settings."""
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    precision: Precision | None = None
     peaks: tuple[float, ...] | None = None
 
 
@@ -295,6 +296,8 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     optimizer = {**asdict(base.optimizer), **own.optimizer}
     try:
         config = Config.read({**base.mapping(), "method": method, "optimizer": optimizer})
+        if own.precision is not None:
+            config = replace(config, train=replace(config.train, precision=own.precision))
         flops = cost(config, vocabulary, config.train.steps)
     except ValueError as error:
         raise ValueError(f"entries.{label}: {error}") from error

@@ -132,8 +132,11 @@ class Gather(Execution):
                 slot = Block(model.config)
             self._slots.append(self._cast(slot.to_empty(device=self._forward.device)))
         slots = self._slots[:size]
+        pairs = list(zip((p for slot in slots for p in slot.parameters()), chosen, strict=True))
         with torch.no_grad():
-            torch._foreach_copy_([p for slot in slots for p in slot.parameters()], list(chosen))
+            for matrices in (True, False):  # a list of one precision is copied by one kernel
+                mine, theirs = zip(*(pair for pair in pairs if (pair[0].ndim >= 2) == matrices), strict=True)
+                torch._foreach_copy_(mine, theirs)
         return slots
 
     def _cast(self, slot: Block) -> Block:
