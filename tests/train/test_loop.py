@@ -16,6 +16,7 @@ from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.loop import Result, Trainer
 from raptr.train.run import RunFolder
+from raptr.train.safety import reproducible
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 STEPS = 16
@@ -59,8 +60,8 @@ def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> 
 def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
     """One start of the program: open the folder, resume, train up to `until`."""
     folder = RunFolder(run)
-    with folder.opened(chosen):
-        trainer = Trainer(chosen, folder, store, CPU)
+    with folder.opened(chosen), reproducible(chosen.train.deterministic):
+        trainer = Trainer(chosen, folder, store, chosen.train.resolve_device())
         trainer.resume(QUIET)
         result = trainer.train(until, QUIET)
     return result, {name: tensor.clone() for name, tensor in trainer.tensors().items()}
@@ -87,6 +88,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     ("raptr", {"selection": "bernoulli", "fixed": []}, {"train": {"accumulate": 2}}),
     ("raptr", {"scaling": "none", "full_start": 2}, {"model": {"dropout": 0.1}, "train": {"accumulate": 4}}),
     ("raptr", {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4"}, {"optimizer": {"idle": "zero"}}),
+    ("raptr", {}, {"train": {"execution": "gather"}}),
 ]
 
 
@@ -107,6 +109,19 @@ def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
         assert result.step == until
     assert_same(weights, resumed)
     assert result.eval_loss == whole.eval_loss
+    assert records(tmp_path / "legs") == records(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", ["full", "raptr", "stacking", "msg"])
+def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(
+        {"name": name}, model={"width": 64, "head_size": 16}, train={"device": "cuda", "deterministic": True}
+    )
+    _, weights = leg(chosen, tmp_path / "whole", store)
+    for until in (5, 11, STEPS):
+        _, resumed = leg(chosen, tmp_path / "legs", store, until)
+    assert_same(weights, resumed)
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 

@@ -14,7 +14,7 @@ Compiled code is the same for all steps of a stage: a scale that any running lay
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -108,71 +108,78 @@ class Gather(Execution):
         self._pool: Any = None  # of the graphs' memory: only one of them runs at a time
         inside = {id(parameter) for parameter in forward.model.blocks.parameters()}
         self._shared = [p for p in forward.model.parameters() if id(p) not in inside]
-        self._layers = [list(block.parameters()) for block in forward.model.blocks]
+        self._layers = [_parameters([block]) for block in forward.model.blocks]
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
-        chosen = [parameter for layer in subnetwork.kept for parameter in self._layers[layer]]
-        blocks: Sequence[nn.Module] = list(self._forward.model.blocks)
+        matrices = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].matrices]
+        vectors = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].vectors]
+        program = self._program(batch, subnetwork)
         if subnetwork.size < subnetwork.layers:
-            blocks = self._filled(subnetwork.size, chosen)
-        loss, gradients = self._program(batch, subnetwork, blocks)(batch, self._forward.pack(subnetwork))
-        for parameter, gradient in zip([*self._shared, *chosen], gradients, strict=True):
+            with torch.no_grad():  # a list of one precision is copied by one kernel
+                torch._foreach_copy_(program.parameters.matrices, matrices)
+                torch._foreach_copy_(program.parameters.vectors, vectors)
+        loss, gradients = program(batch, self._forward.pack(subnetwork))
+        for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
             if parameter.grad is not None:
                 parameter.grad += gradient
             else:  # a graph writes over its gradients when it is replayed
                 parameter.grad = gradient if self._forward.settings.accumulate == 1 else gradient.clone()
         return loss
 
-    def _filled(self, size: int, chosen: Sequence[Tensor]) -> list[Block]:
-        """The first `size` slots, holding the chosen layers' weights."""
-        model = self._forward.model
-        while len(self._slots) < size:
-            with torch.device("meta"):
-                slot = Block(model.config)
-            self._slots.append(self._cast(slot.to_empty(device=self._forward.device)))
-        slots = self._slots[:size]
-        pairs = list(zip((p for slot in slots for p in slot.parameters()), chosen, strict=True))
-        with torch.no_grad():
-            for matrices in (True, False):  # a list of one precision is copied by one kernel
-                mine, theirs = zip(*(pair for pair in pairs if (pair[0].ndim >= 2) == matrices), strict=True)
-                torch._foreach_copy_(mine, theirs)
-        return slots
-
-    def _cast(self, slot: Block) -> Block:
-        """Matrices in the precision of their products: copying them is then the rounding that a layer does anyway."""
-        half = self._forward.settings.half(self._forward.device)
-        for parameter in slot.parameters():
-            matrix = half and parameter.ndim >= 2
-            parameter.data = parameter.data.to(torch.bfloat16 if matrix else self._forward.model.head_bias.dtype)
-        return slot
-
-    def _program(self, batch: Batch, subnetwork: Subnetwork, blocks: Sequence[nn.Module]) -> "_Program | _Graph":
+    def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
         sign = signature(subnetwork)
         key = (sign, tuple(None if tensor is None else tensor.shape for tensor in batch))
         if key not in self._programs:
-            parameters = [*self._shared, *(p for block in blocks for p in block.parameters())]
-            program = _Program(self._forward, sign, blocks, parameters)
-            on_gpu = self._forward.device.type == "cuda"
-            if on_gpu and self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            self._programs[key] = (
-                _Graph(program, batch, self._forward.pack(subnetwork), self._pool) if on_gpu else program
-            )
+            whole = subnetwork.size == subnetwork.layers
+            blocks = list(self._forward.model.blocks) if whole else self._first_slots(subnetwork.size)
+            program = _Program(self._forward, sign, blocks, self._shared)
+            if self._forward.device.type != "cuda":
+                self._programs[key] = program
+            else:
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                self._programs[key] = _Graph(program, batch, self._forward.pack(subnetwork), self._pool)
         return self._programs[key]
+
+    def _first_slots(self, size: int) -> list[Block]:
+        """The first `size` slots, whatever they hold: matrices in the precision of their products."""
+        settings, model, device = self._forward.settings, self._forward.model, self._forward.device
+        while len(self._slots) < size:
+            with torch.device("meta"):
+                slot = Block(model.config)
+            slot.to_empty(device=device).to(model.head_bias.dtype)
+            for matrix in _parameters([slot]).matrices if settings.half(device) else ():
+                matrix.data = matrix.data.bfloat16()  # copying is then the rounding that a layer does anyway
+            self._slots.append(slot)
+        return self._slots[:size]
+
+
+class _Parameters(NamedTuple):
+    """The parameters of some blocks, by kind: matrices are used in the precision of products, vectors in their own."""
+
+    matrices: list[Tensor]
+    vectors: list[Tensor]
+
+
+def _parameters(blocks: Iterable[nn.Module]) -> _Parameters:
+    every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
+    return _Parameters([p for p in every if p.ndim >= 2], [p for p in every if p.ndim < 2])
 
 
 @final
 class _Program:
     """The forward and backward pass through given blocks, for subnetworks of one signature."""
 
-    def __init__(self, forward: _Forward, sign: Signature, blocks: Sequence[nn.Module], parameters: Sequence[Tensor]):
-        self.forward, self._sign, self._blocks, self._parameters = forward, sign, blocks, parameters
+    def __init__(
+        self, forward: _Forward, sign: Signature, blocks: Sequence[nn.Module], shared: Sequence[Tensor]
+    ) -> None:
+        self.forward, self.parameters = forward, _parameters(blocks)
+        self._sign, self._blocks, self._shared = sign, blocks, shared
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss and the gradients of the parameters."""
+        """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
         loss = self.forward(batch, self._blocks, unpack(packed, self._sign))
-        gradients = torch.autograd.grad(loss, list(self._parameters))
+        gradients = torch.autograd.grad(loss, [*self._shared, *self.parameters.matrices, *self.parameters.vectors])
         wide = self.forward.model.head_bias.dtype
         return loss.detach(), tuple(gradient.to(wide) for gradient in gradients)
 
@@ -182,7 +189,7 @@ class _Graph:
     """A program captured as a CUDA graph; its inputs are copied to where it reads them."""
 
     def __init__(self, program: _Program, batch: Batch, packed: Packed, pool: Any) -> None:
-        device = program.forward.device
+        device, self.parameters = program.forward.device, program.parameters
         self._batch = batch.to(device)
         self._packed = Packed(*uploaded(packed, device))  # type: ignore[arg-type]
         random = torch.cuda.get_rng_state(device)  # the first replay draws what any other would
@@ -198,7 +205,7 @@ class _Graph:
         torch.cuda.set_rng_state(random, device)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The loss and the gradients of the parameters, which the next call writes over."""
+        """The loss and the gradients, which the next call writes over."""
         refill(self._batch, batch)
         refill(self._packed, packed)
         self._graph.replay()

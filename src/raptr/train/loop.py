@@ -18,6 +18,7 @@ started again is the run that was not.
 """
 
 import shutil
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,6 +108,7 @@ class Trainer:
         self.shape = shape
         settings, isolate = self.config.train, self.config.data.isolate_documents
         self.model = Bert(self.dimensions.resized(shape), settings.seed).to(self.device)
+        self.parameters = list(self.model.parameters())
         self.execution = make_execution(self.model, settings, self.device, segments=isolate)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
         initialise(self.optimizer)
@@ -140,7 +142,7 @@ class Trainer:
         stop = stop or StopRequest()
         settings, method = self.config.train, self.method
         phases = method.phases()
-        ends = {phase.stop for phase in phases}
+        starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
         planned = planned_flops(self.dimensions, method, **self._cost())
         bar = TrainingBar(console, label=method.name, steps=settings.steps, planned=planned, phases=len(phases))
         with bar:
@@ -150,7 +152,7 @@ class Trainer:
             while self.step < last and not stop.asked:
                 if self.shape != method.shape(self.step):
                     self.grow(method.shape(self.step))
-                subnetwork, phase = method.subnetwork(self.step), method.phase_index(self.step)
+                subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
                 if self.step % settings.log_every == 0 or self.step == settings.steps:
                     note = self.moment(
@@ -206,7 +208,7 @@ class Trainer:
             batch = self.data.batch(self.step, micro, settings.accumulate)
             losses.append(self.execution.backward(batch, subnetwork))
         loss = torch.stack(losses).sum()
-        norm = clip(self.model.parameters(), self.config.optimizer.clip)
+        norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
         idle(self.optimizer, self.config.optimizer.idle)
         self.optimizer.step()
