@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from raptr.data import open_store
 from raptr.models import bert
-from raptr.subnetworks import Subnetwork
+from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops
 from raptr.train.loop import Trainer
@@ -42,7 +42,8 @@ KINDS = {
     "activation": r"gelu",
     "normalisation and residuals": r"layer_norm|add_view|_fused_add|fused_mul",
     "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm",
-    "copies": r"Memcpy|memcpy|copy|Memset",
+    "cross entropy": r"cross_entropy|log_softmax|nll_loss",
+    "copies and casts": r"Memcpy|memcpy|copy|Memset",
 }
 
 
@@ -131,23 +132,38 @@ def matrix_rate() -> float:
 
 
 def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any]:
-    """The most memory that tensors took at each size, for a static model and for k of L layers, in bytes."""
-    result: dict[str, Any] = {"static": {}, "k of L": {}}
-    for phase, size in [(None, k) for k in sizes] + list(enumerate(sizes)):
-        gc.collect()
-        torch.cuda.empty_cache()
-        trainer = bench.trainer("full" if phase is None else "raptr", execution, layers=size if phase is None else None)
-        bench.way("memory", trainer, phase or 0)
+    """The most memory that tensors took, and that was taken from the device, at each size, in bytes.
+
+    Static models one by one; k of L layers in one model that goes through all stages, as training does.
+    """
+    result: dict[str, Any] = {"static": {}, "k of L": {}, "static, device": {}, "k of L, device": {}}
+
+    def measure(trainer: Trainer, phase: int, kind: str, size: int) -> None:
+        bench.way("memory", trainer, phase)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(3):
             bench.ways["memory"]()
         torch.cuda.synchronize()
-        result["static" if phase is None else "k of L"][str(size)] = torch.cuda.max_memory_allocated()
-        if phase is not None:
-            per_layer = sum(p.numel() for p in trainer.model.blocks[0].parameters())
-            result["weights and moments of a layer"] = 12 * per_layer
-        del bench.ways["memory"], trainer  # and with them the graphs
+        result[kind][str(size)] = torch.cuda.max_memory_allocated()
+        result[f"{kind}, device"][str(size)] = torch.cuda.max_memory_reserved()
+        del bench.ways["memory"]
+
+    for size in sizes:
+        _collect()
+        measure(bench.trainer("full", execution, layers=size), 0, "static", size)
+    _collect()
+    trainer = bench.trainer("raptr", execution)
+    result["weights and moments of a layer"] = 12 * sum(p.numel() for p in trainer.model.blocks[0].parameters())
+    for phase, size in enumerate(sizes):
+        measure(trainer, phase, "k of L", size)
+    del trainer
+    _collect()
     return result
+
+
+def _collect() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def peers(case: Case, vocabulary: int) -> dict[str, Callable[[], None]]:
@@ -203,9 +219,9 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
 def measure(case: Case, data: Path, *, blocks: int, steps: int, with_peers: bool, memory: bool) -> dict[str, Any]:
     """All ways of one case."""
     bench = Bench(case, data)
-    raptr = bench.trainer("raptr", "gather")
-    sizes = [round(phase.size) for phase in raptr.method.phases()]
+    sizes = [stage.size for stage in Schedule.recommended(bert.SIZES[case.size].layers, FOREVER).stages]
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
+    raptr = bench.trainer("raptr", "gather")
     skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
     zero.config = replace(raptr.config, optimizer=replace(raptr.config.optimizer, idle="zero"))
     for phase, size in enumerate(sizes):
@@ -253,7 +269,8 @@ def _synchronising(step: Callable[[], None]) -> int:
         for _ in range(9):
             step()
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
+    # torch says once that its mode may miss some: that is no call.
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def _first(size: int, layers: int) -> Subnetwork:
@@ -327,8 +344,7 @@ def main() -> None:
         )
         cases.append(result)
         print(tables(result, rate), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
+        _collect()
         written = {"matrix product, FLOP/s": rate, "blocks": given.blocks, "steps": given.steps, "cases": cases}
         given.out.write_text(json.dumps({**written, "environment": environment()}, indent=2) + "\n")
 

@@ -16,7 +16,7 @@ from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.loop import Result, Trainer
 from raptr.train.run import RunFolder
-from raptr.train.safety import reproducible
+from raptr.train.safety import Diverged, StopRequest, reproducible
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 STEPS = 16
@@ -123,6 +123,33 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
         _, resumed = leg(chosen, tmp_path / "legs", store, until)
     assert_same(weights, resumed)
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
+
+
+def test_asked_to_stop_in_an_evaluation_it_saves_what_it_has(store: TokenStore, tmp_path: Path) -> None:
+    chosen, folder, stop = config(train={"eval_every": 5}), RunFolder(tmp_path / "run"), StopRequest()
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+
+        def evaluate() -> None:
+            Trainer.evaluate(trainer)
+            stop.asked = trainer.step == 5
+
+        trainer.evaluate = evaluate  # type: ignore[method-assign]
+        result = trainer.train(STEPS, QUIET, stop)
+    assert result.stopped
+    assert checkpoint.steps(folder.checkpoints) == [result.step]
+
+
+def test_a_bad_number_is_not_evaluated(store: TokenStore, tmp_path: Path) -> None:
+    chosen, folder = config(train={"eval_every": 2, "log_every": 10}), RunFolder(tmp_path / "run")
+    with folder.opened(chosen):
+        trainer = Trainer(chosen, folder, store, CPU)
+        with torch.no_grad():
+            trainer.model.head_bias.fill_(torch.nan)
+        trainer.step = 1  # past the evaluation of a model that has not trained
+        with pytest.raises(Diverged, match="step 1 is not finite"):
+            trainer.train(STEPS, QUIET)
+    assert not folder.metrics.exists() or "NaN" not in folder.metrics.read_text()
 
 
 def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raptr.data.batch import Batch
 from raptr.models.attention import Segments, make_segments, self_attention
-from raptr.models.fused import gelu_linear
+from raptr.models.fused import gelu_linear, linear_cross_entropy
 from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, block_inputs
 from raptr.subnetworks import Shape, Subnetwork
@@ -155,7 +155,8 @@ class Bert(nn.Module):
     def logits(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
         x_BSD = self.encoded(batch.tokens_BS, subnetwork, batch.segments_BS)
-        return self.scores(x_BSD, batch.positions_BM).view(*batch.positions_BM.shape, -1)
+        x_ND = self.predictors(x_BSD, batch.positions_BM)
+        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.positions_BM.shape, -1)
 
     def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
         """The encoder's output; with segments, attention stays inside each."""
@@ -182,16 +183,17 @@ class Bert(nn.Module):
 
     def loss(self, x_BSD: Tensor, positions_BM: Tensor, labels_BM: Tensor) -> Tensor:
         """The mean cross entropy at the masked positions, from the encoder's output before the final norm."""
-        scores = self.scores(x_BSD, positions_BM)
-        return F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), labels_BM.flatten())
+        x_ND = self.predictors(x_BSD, positions_BM)
+        return linear_cross_entropy(x_ND, self.tokens.weight, self.head_bias, labels_BM.flatten())
 
-    def scores(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
-        """Scores over the vocabulary at the masked positions, all in one list, (B·M, V)."""
+    def predictors(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
+        """What the scores are made of, for all N = B·M masked positions."""
         batch, length, _ = x_BSD.shape
         first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
         at_BM = first_B.unsqueeze(1) + positions_BM
-        x_MD = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
-        return F.linear(self.head_norm(F.gelu(self.head_dense(x_MD))), self.tokens.weight, self.head_bias)
+        x_ND = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
+        normed_ND: Tensor = self.head_norm(F.gelu(self.head_dense(x_ND)))
+        return normed_ND
 
 
 def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The two operations of a block that have kernels of the project's own, where those can run.
+"""The operations that have kernels of the project's own, where those can run.
 
 The kernels need Triton, which only GPU builds of torch bring, and half-precision products (autocast). They are
 other ways to compute the same: everywhere else it is plain torch.
@@ -31,6 +31,14 @@ def short_attention(x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int)
     qkv = F.linear(x_BSD, weight, bias.detach())
     attended: Tensor = kernels.attention(qkv, bias, weight.shape[0] // (3 * head_size))
     return attended
+
+
+def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
+    """The mean cross entropy of a linear map's scores, in float32 at least."""
+    if _half(x_ND) and len(weight_VD) <= kernels.VOCABULARY:
+        return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N)
+    scores_NV = F.linear(x_ND, weight_VD, bias_V)
+    return F.cross_entropy(scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32)), labels_N)
 
 
 def _half(x: Tensor) -> bool:

@@ -38,6 +38,10 @@ class Packed(NamedTuple):
     heads: Tensor | None
     parts: Tensor | None
 
+    def to(self, device: torch.device) -> "Packed":
+        """The same numbers on another device."""
+        return Packed(*uploaded(self, device))  # type: ignore[arg-type]
+
 
 class Signature(NamedTuple):
     """What of a subnetwork decides the operations that run, whatever the numbers: steps of one share a graph."""
@@ -76,7 +80,7 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
 
 def block_inputs(subnetwork: Subnetwork, like: Tensor) -> Iterator[tuple[int, BlockInputs]]:
     """The layers that run, each with the inputs that it needs itself, on the device of `like`."""
-    packed = Packed(*uploaded(pack(subnetwork, like.dtype), like.device))  # type: ignore[arg-type]
+    packed = pack(subnetwork, like.dtype).to(like.device)
     for layer, given in zip(subnetwork.kept, unpack(packed, signature(subnetwork)), strict=True):
         one, two, three = (
             None if number == 1 else scale

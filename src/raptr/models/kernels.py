@@ -1,12 +1,13 @@
-"""Two fused operations for bfloat16 on NVIDIA GPUs, in Triton: what compiled torch still leaves on the table.
+"""Three fused operations for bfloat16 on NVIDIA GPUs, in Triton: what compiled torch still leaves on the table.
 
-Shapes: B batch, S sequence, N rows, H heads, K head size, F features.
+Shapes: B batch, S sequence, N rows, H heads, K head size, F features, D width, V vocabulary.
 
 `attention` runs a short sequence's whole self-attention in one program per (sequence, head), straight from the
 packed product of queries, keys and values and back into one packed gradient: nothing is cut, stacked or kept
 beside the product itself. `gelu` is the exact (erf) activation. Both are handed the bias of the product before
 them, which already holds it, for the sake of its gradient: their backward pass sums that on the way, where it
 would cost another reading of a large tensor (so the product must be made with the bias detached).
+`linear_cross_entropy` reads each row of scores once and writes its gradient over it.
 No atomic additions: the same inputs give the same bits. Gradients of biases are float32.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 SHORT = 128  # the longest sequence that `attention` takes: its scores stay in registers
+VOCABULARY = 1 << 16  # the largest one whose scores of a position fit into one program
 ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile of the activation, and the rows whose sum one program makes
 
 
@@ -106,6 +108,22 @@ def _gelu_backward(h, grad, d_h, d_bias, N, F, ROWS: tl.constexpr, COLUMNS: tl.c
     tl.store(d_bias + tl.program_id(0) * F + column, total, mask=column < F)
 
 
+@triton.jit
+def _cross_entropy(scores, labels, losses, V, share, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    ok, at = column < V, scores + row * V + column
+    here = column == tl.load(labels + row)
+    loaded = tl.load(at, mask=ok, other=float("-inf"))
+    x = loaded.to(tl.float32)
+    largest = tl.max(x, 0)
+    powers = tl.exp(x - largest)
+    total = tl.sum(powers, 0)
+    tl.store(losses + row, tl.log(total) + largest - tl.sum(tl.where(here, x, 0.0), 0))
+    gradient = (powers / total - tl.where(here, 1.0, 0.0)) * tl.load(share)
+    tl.store(at, gradient.to(loaded.dtype), mask=ok)
+
+
 @triton_op("raptr::attention", mutates_args=())
 def attention(qkv_BSF: Tensor, bias_F: Tensor, heads: int) -> Tensor:
     """Self-attention of sequences of up to SHORT tokens; F holds queries, keys and values of all heads."""
@@ -152,6 +170,23 @@ def _gelu_gradient(grad: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return d_h, d_bias.sum(0)
 
 
+@triton_op("raptr::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    scores_NV = torch.addmm(bias_V.to(x_ND.dtype), x_ND, weight_VD.t())
+    rows, vocabulary = scores_NV.shape
+    losses = scores_NV.new_empty(rows, dtype=torch.float32)
+    share = torch.full((), 1 / rows, device=x_ND.device)
+    block = triton.next_power_of_2(vocabulary)
+    wrap_triton(_cross_entropy)[(rows,)](scores_NV, labels_N, losses, vocabulary, share, block, num_warps=16)
+    return losses.mean(), scores_NV
+
+
+def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
+    """The mean cross entropy of the scores x·weight + bias; x and weight in the same half precision."""
+    loss: Tensor = _linear_cross_entropy(x_ND, weight_VD, bias_V, labels_N)[0]
+    return loss
+
+
 def _rows(length: int) -> int:
     return max(16, int(triton.next_power_of_2(length)))
 
@@ -172,5 +207,20 @@ def _gelu_vjp(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
     return d_h, d_bias.to(ctx.bias)
 
 
+def _keep_gradient(ctx, inputs, output) -> None:
+    x_ND, weight_VD, bias_V, _ = inputs
+    ctx.save_for_backward(x_ND, weight_VD, output[1])
+    ctx.bias = bias_V.dtype
+    ctx.mark_non_differentiable(output[1])
+
+
+def _cross_entropy_vjp(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    x_ND, weight_VD, gradient_NV = ctx.saved_tensors
+    d_x, d_weight = gradient_NV @ weight_VD, gradient_NV.t() @ x_ND
+    d_bias = gradient_NV.sum(0, dtype=torch.float32).to(ctx.bias)
+    return d_x * grad, d_weight * grad, d_bias * grad, None
+
+
+_linear_cross_entropy.register_autograd(_cross_entropy_vjp, setup_context=_keep_gradient)
 attention.register_autograd(_attention_vjp, setup_context=_keep)
 gelu.register_autograd(_gelu_vjp, setup_context=_keep)

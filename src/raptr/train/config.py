@@ -13,7 +13,8 @@ from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
-FREE = {"free": True}  # settings that change nothing in the result: a resume may change them
+Form = Literal["auto", "skip", "gather"]
+FREE = {"free": True}  # settings that change nothing in the result but rounding: a resume may change them
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class TrainSettings:
     seed: int = 0
     device: str = "auto"
     precision: Precision = "auto"  # mixed: bfloat16 products; bfloat16: also between layers; auto: that on a GPU
-    execution: Literal["auto", "skip", "gather"] = "auto"  # auto: gather on a GPU where it can
-    compile: bool | None = None  # None: on a GPU, unless deterministic
+    execution: Form = field(default="auto", metadata=FREE)  # auto: gather on a GPU where it can
+    compile: bool | None = field(default=None, metadata=FREE)  # None: on a GPU, unless deterministic
     deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
     recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
@@ -118,8 +119,12 @@ class TrainSettings:
         """The device to run on: a GPU if there is one, unless said otherwise."""
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("train.device is 'cuda', but torch finds no GPU here; allowed: auto, cpu")
-        gpu = self.device != "cpu" and torch.cuda.is_available()
-        return torch.device("cuda" if gpu else "cpu")
+        device = torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
+        if self.half(device) and not _has_bfloat16(device):
+            raise ValueError(
+                f"train.precision is {self.precision!r}, which this GPU lacks; auto and float32 are allowed"
+            )
+        return device
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which matrix products have the chosen precision; weights and sums stay float32."""
@@ -127,11 +132,11 @@ class TrainSettings:
 
     def half(self, device: torch.device) -> bool:
         """Whether matrix products are made in bfloat16."""
-        return self.precision in ("mixed", "bfloat16") or (self.precision == "auto" and device.type == "cuda")
+        return self.precision in ("mixed", "bfloat16") or (self.precision == "auto" and _prefers_half(device))
 
     def stream(self, device: torch.device) -> torch.dtype | None:
         """The precision of what layers hand on; None: float32."""
-        half = self.precision == "bfloat16" or (self.precision == "auto" and device.type == "cuda")
+        half = self.precision == "bfloat16" or (self.precision == "auto" and _prefers_half(device))
         return torch.bfloat16 if half else None
 
     def compiled(self, device: torch.device) -> bool:
@@ -215,6 +220,16 @@ class Config:
             seed=self.train.seed,
             **settings,
         )
+
+
+def _prefers_half(device: torch.device) -> bool:
+    return device.type == "cuda" and _has_bfloat16(device)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16: NVIDIA GPUs do from compute capability 8 on."""
+    there = device.type == "cuda" and torch.cuda.is_available()
+    return not there or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

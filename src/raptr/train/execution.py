@@ -1,4 +1,4 @@
-"""How a step's forward and backward pass run on the device: the same numbers, in two forms.
+"""How a step's forward and backward pass run on the device: in two forms, which give the same up to rounding.
 
 `skip` calls the layers that run, one after the other, and leaves the others out. `gather` copies the weights of the
 k layers that run into k slots and runs those, so that every subset of one size is one and the same chain of
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raptr.data.batch import Batch, refill, uploaded
+from raptr.data.batch import Batch, refill
 from raptr.models.attention import make_segments
 from raptr.models.bert import Bert, Block
 from raptr.models.inputs import BlockInputs, Packed, Signature, pack, signature, unpack
@@ -90,7 +90,7 @@ class Skip(Execution):
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         forward = self._forward
-        packed = Packed(*uploaded(forward.pack(subnetwork), forward.device))  # type: ignore[arg-type]
+        packed = forward.pack(subnetwork).to(forward.device)
         blocks = [forward.model.blocks[layer] for layer in subnetwork.kept]
         loss = forward(batch.to(forward.device), blocks, unpack(packed, signature(subnetwork)))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -103,55 +103,79 @@ class Gather(Execution):
 
     def __init__(self, forward: _Forward) -> None:
         self._forward = forward
-        self._slots: list[Block] = []
+        self._slots: list[_Slot] = []
         self._programs: dict[object, _Program | _Graph] = {}
-        self._pool: Any = None  # of the graphs' memory: only one of them runs at a time
+        self._memory: _GraphMemory | None = None
         inside = {id(parameter) for parameter in forward.model.blocks.parameters()}
         self._shared = [p for p in forward.model.parameters() if id(p) not in inside]
         self._layers = [_parameters([block]) for block in forward.model.blocks]
+        assert all(parameter.requires_grad for parameter in forward.model.parameters())
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         matrices = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].matrices]
         vectors = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].vectors]
         program = self._program(batch, subnetwork)
-        if subnetwork.size < subnetwork.layers:
+        if 0 < subnetwork.size < subnetwork.layers:
             with torch.no_grad():  # a list of one precision is copied by one kernel
                 torch._foreach_copy_(program.parameters.matrices, matrices)
                 torch._foreach_copy_(program.parameters.vectors, vectors)
         loss, gradients = program(batch, self._forward.pack(subnetwork))
+        alone = self._forward.settings.accumulate == 1
         for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
             if parameter.grad is not None:
+                assert not alone  # it would be the memory that this gradient was written to
                 parameter.grad += gradient
-            else:  # a graph writes over its gradients when it is replayed
-                parameter.grad = gradient if self._forward.settings.accumulate == 1 else gradient.clone()
+            else:
+                parameter.grad = gradient if alone else gradient.clone()  # the next call writes over it
         return loss
 
     def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
         sign = signature(subnetwork)
         key = (sign, tuple(None if tensor is None else tensor.shape for tensor in batch))
         if key not in self._programs:
-            whole = subnetwork.size == subnetwork.layers
-            blocks = list(self._forward.model.blocks) if whole else self._first_slots(subnetwork.size)
-            program = _Program(self._forward, sign, blocks, self._shared)
-            if self._forward.device.type != "cuda":
-                self._programs[key] = program
+            if subnetwork.size == subnetwork.layers:
+                program = _Program(self._forward, sign, list(self._forward.model.blocks), self._shared, [])
             else:
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                self._programs[key] = _Graph(program, batch, self._forward.pack(subnetwork), self._pool)
+                slots = self._first_slots(subnetwork.size)
+                wide = [gradient for slot in slots for gradient in slot.gradients]
+                program = _Program(self._forward, sign, [slot.block for slot in slots], self._shared, wide)
+            on_gpu = self._forward.device.type == "cuda"
+            self._programs[key] = self._captured(program, batch, subnetwork) if on_gpu else program
         return self._programs[key]
 
-    def _first_slots(self, size: int) -> list[Block]:
-        """The first `size` slots, whatever they hold: matrices in the precision of their products."""
-        settings, model, device = self._forward.settings, self._forward.model, self._forward.device
+    def _captured(self, program: "_Program", batch: Batch, subnetwork: Subnetwork) -> "_Graph":
+        packed = self._forward.pack(subnetwork)
+        try:
+            self._memory = self._memory or _GraphMemory(self._forward.device)
+            return _Graph(program, batch, packed, self._memory)
+        except torch.OutOfMemoryError:  # graphs of earlier stages hold memory that nothing else can use
+            self._programs.clear()
+            self._memory = None
+            torch.cuda.empty_cache()
+            self._memory = _GraphMemory(self._forward.device)
+            return _Graph(program, batch, packed, self._memory)
+
+    def _first_slots(self, size: int) -> list["_Slot"]:
+        """The first `size` slots, whatever they hold."""
+        forward = self._forward
+        half = forward.settings.half(forward.device)
         while len(self._slots) < size:
             with torch.device("meta"):
-                slot = Block(model.config)
-            slot.to_empty(device=device).to(model.head_bias.dtype)
-            for matrix in _parameters([slot]).matrices if settings.half(device) else ():
+                block = Block(forward.model.config)
+            block.to_empty(device=forward.device).to(forward.model.head_bias.dtype)
+            matrices = _parameters([block]).matrices if half else []
+            self._slots.append(_Slot(block, [torch.empty_like(matrix) for matrix in matrices]))
+            for matrix in matrices:
                 matrix.data = matrix.data.bfloat16()  # copying is then the rounding that a layer does anyway
-            self._slots.append(slot)
         return self._slots[:size]
+
+
+class _Slot(NamedTuple):
+    """A block that holds a layer's weights for a step, and where the gradients of matrices in half precision go."""
+
+    block: Block
+    gradients: list[Tensor]
 
 
 class _Parameters(NamedTuple):
@@ -171,40 +195,56 @@ class _Program:
     """The forward and backward pass through given blocks, for subnetworks of one signature."""
 
     def __init__(
-        self, forward: _Forward, sign: Signature, blocks: Sequence[nn.Module], shared: Sequence[Tensor]
+        self,
+        forward: _Forward,
+        sign: Signature,
+        blocks: Sequence[nn.Module],
+        shared: Sequence[Tensor],
+        wide: Sequence[Tensor],
     ) -> None:
         self.forward, self.parameters = forward, _parameters(blocks)
-        self._sign, self._blocks, self._shared = sign, blocks, shared
+        self._sign, self._blocks, self._shared, self._wide = sign, blocks, shared, list(wide)
 
-    def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
         loss = self.forward(batch, self._blocks, unpack(packed, self._sign))
-        gradients = torch.autograd.grad(loss, [*self._shared, *self.parameters.matrices, *self.parameters.vectors])
-        wide = self.forward.model.head_bias.dtype
-        return loss.detach(), tuple(gradient.to(wide) for gradient in gradients)
+        matrices, vectors = self.parameters
+        gradients = list(torch.autograd.grad(loss, [*self._shared, *matrices, *vectors]))
+        if self._wide:
+            here = slice(len(self._shared), len(self._shared) + len(matrices))
+            torch._foreach_copy_(self._wide, gradients[here])
+            gradients[here] = self._wide
+        return loss.detach(), gradients
+
+
+@final
+class _GraphMemory:
+    """What an execution's graphs share, as only one runs at a time: memory, and the stream that they are made on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @final
 class _Graph:
     """A program captured as a CUDA graph; its inputs are copied to where it reads them."""
 
-    def __init__(self, program: _Program, batch: Batch, packed: Packed, pool: Any) -> None:
+    def __init__(self, program: _Program, batch: Batch, packed: Packed, memory: _GraphMemory) -> None:
         device, self.parameters = program.forward.device, program.parameters
-        self._batch = batch.to(device)
-        self._packed = Packed(*uploaded(packed, device))  # type: ignore[arg-type]
+        self._batch, self._packed = batch.to(device), packed.to(device)
         random = torch.cuda.get_rng_state(device)  # the first replay draws what any other would
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        memory.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(memory.stream):
             for _ in range(WARM_UP):
                 program(self._batch, self._packed)
-        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(memory.stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=memory.pool, stream=memory.stream):
             self._loss, self._gradients = program(self._batch, self._packed)
         torch.cuda.set_rng_state(random, device)
 
-    def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients, which the next call writes over."""
         refill(self._batch, batch)
         refill(self._packed, packed)

@@ -149,11 +149,13 @@ class Trainer:
             if self.step == 0:
                 self.evaluate()
             self.readout.start()
-            while self.step < last and not stop.asked:
+            stopping = stop.asked
+            while self.step < last and not stopping:
                 if self.shape != method.shape(self.step):
                     self.grow(method.shape(self.step))
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
+                stopping = stop.asked  # looked at once a step: who is asked later does one step more
                 if self.step % settings.log_every == 0 or self.step == settings.steps:
                     note = self.moment(
                         kind="train",
@@ -165,10 +167,11 @@ class Trainer:
                     self.log(self.readout.take(note, loss, norm, self.finite.first), bar)
                 ended = self.step in ends
                 judged = ended or self.step % settings.eval_interval == 0
-                saved = self.step % settings.checkpoint_interval == 0 or self.step == last or stop.asked
+                saved = self.step % settings.checkpoint_interval == 0 or self.step == last or stopping
                 if not judged and not saved:
                     continue
                 self.log(self.readout.stop(), bar)
+                self.finite.check()
                 if judged:
                     self.evaluate()
                     if ended and len(phases) > 1:
@@ -177,7 +180,7 @@ class Trainer:
                     self.save()
                 self.readout.start()
             self.log(self.readout.stop(), bar)
-        return Result(self.folder.path, self.step, self.eval_loss, stopped=stop.asked and self.step < last)
+        return Result(self.folder.path, self.step, self.eval_loss, stopped=stopping and self.step < last)
 
     def log(self, readings: Iterable[Reading[dict[str, Any]]], bar: TrainingBar) -> None:
         """Record what was read back from the device."""

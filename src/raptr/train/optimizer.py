@@ -86,7 +86,9 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> torch.Tensor:
     """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
-    return nn.utils.clip_grad_norm_(parameters, limit or math.inf)
+    if limit == 0:
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return nn.utils.clip_grad_norm_(parameters, limit)
 
 
 def _check(name: str, value: object, fine: bool, allowed: str) -> None:
