@@ -121,6 +121,9 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "bert-bse"], "recipe is 'bert-bse'; did you mean 'bert-base'? allowed: demo"),
         (["pretrain", "--method", "rapter"], "method is 'rapter'; did you mean 'raptr'? allowed: full"),
         (["pretrain", "--set", "method.scalng=none"], "has no setting 'scalng'; did you mean 'scaling'?"),
+        (["pretrain", "--set", "method.seed=3"], "method.seed is no setting; it is set by train.seed"),
+        (["plan", "--set", "method.shape=3"], "method.shape is no setting; it is set by the model's dimensions"),
+        (["pretrain", "--data", "nosuch", "--dry-run"], "nosuch"),
         (["pretrain", "--set", "optimizer.pek=1"], "optimizer.pek is no setting; did you mean 'peak'?"),
         (
             ["pretrain", "--set", "optimiser.peak=1"],
@@ -173,6 +176,7 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(
         ("train: [", "is no YAML"),
         ("- 1", "is no mapping of sections"),
         ("train: 3", "is no mapping of sections"),
+        ("train:\n  steps: 3\n  steps: 4", "'steps' stands twice in the mapping that begins in line 2"),
         ("train: {step: 4}", "train.step is no setting; did you mean 'steps'?"),
         ("method: {schedule: 2-6, name: 5}", "a mapping with a name is allowed"),
     ],

@@ -25,7 +25,7 @@ from raptr.methods import METHODS
 from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
-from raptr.settings import nearest
+from raptr.settings import load_yaml, nearest
 from raptr.studies import STUDIES, conduct, study_stability
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
@@ -122,7 +122,8 @@ def pretrain(
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
     result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
     if result.step < full.train.steps:
-        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}, saved; the same command goes on")
+        how = "the same command" if result.stopped else "without --until the same command"
+        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}, saved; {how} goes on")
         raise typer.Exit(3 if result.stopped else 0)
     report = write_report([folder], folder / "report")
     console.print(report.table)
@@ -304,7 +305,7 @@ def _export(run: Path, out: Path | None = None, *, layers: int | None = None, st
 
 
 def _show_plan(config: Config, *, as_json: bool) -> None:
-    dimensions = config.model.build(config.data.vocabulary, config.data.length)
+    dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
     made = make_plan(
         config.make_method(dimensions),
         dimensions,
@@ -346,7 +347,7 @@ def _resolve(
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"config {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(read, dict) or not all(isinstance(values, dict) for values in read.values()):

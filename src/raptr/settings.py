@@ -11,9 +11,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import yaml
+
 T = TypeVar("T")
 
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without repeated keys: of two, the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are all different."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"{key!r} stands twice in the mapping that begins in line {line}")
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML text says; a key that stands twice in a mapping is an error."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def read(kind: type[T], given: object, section: str = "") -> T:

@@ -111,7 +111,9 @@ def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
     assert raptr["to_full"]["error"] == pytest.approx(abs(differences[0] - differences[1]) / 2)
     page = (whole / "compare.md").read_text()
     assert "# Comparison: 8 runs" in page
-    assert "Every entry takes 8 steps; full (reduced) spends 0.7" in page
+    assert (
+        "Every entry takes 8 steps; full (reduced) takes 6 and spends 0.750 of full's FLOPs, at most the mean" in page
+    )
     assert "PARTIAL" not in page
     assert (whole / "compare.png").read_bytes().startswith(b"\x89PNG")
 

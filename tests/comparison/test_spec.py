@@ -191,7 +191,14 @@ def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
         read_comparison(asked)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("entries: [", "is no YAML"), ("- 1", "a mapping with settings and")])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("entries: [", "is no YAML"),
+        ("- 1", "a mapping with settings and"),
+        ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' stands twice"),
+    ],
+)
 def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "file.yaml").write_text(text)
     with pytest.raises(ValueError, match=sentence):

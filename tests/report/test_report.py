@@ -273,6 +273,14 @@ def test_markdown_has_a_cell_for_every_column(tmp_path: Path) -> None:
     assert "Malformed lines ignored in six|twelve: 1." in table
 
 
+def test_one_run_alone_is_relative_to_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "six", schedule="6-12", steps=100)
+    (folder / "config.yaml").write_text("method: {name: raptr, schedule: 6-12}\ntrain: {steps: 400}\n")
+    table = markdown(summary([read_run(folder)]))
+    assert "relative" not in table
+    assert "six is not finished: 100 of 400 steps." in table
+
+
 def test_the_terminal_table_fits_80_characters_and_takes_names_literally(tmp_path: Path) -> None:
     runs = [read_run(make_run(tmp_path / name, schedule="6-8-10-12", steps=20)) for name in ("[red]a", "b", "c")]
     console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))

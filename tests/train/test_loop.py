@@ -125,6 +125,13 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 
+def test_the_end_of_every_stage_is_recorded(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config({"name": "raptr", "schedule": "3-4-6", "lengths": "equal"}, train={"log_every": 10})
+    leg(chosen, tmp_path / "run", store)
+    stages = {record["step"]: record["stage"] for record in records(tmp_path / "run") if record["kind"] == "train"}
+    assert stages == {5: 1, 10: 2, 11: 2, 16: 3}
+
+
 def test_asked_to_stop_in_an_evaluation_it_saves_what_it_has(store: TokenStore, tmp_path: Path) -> None:
     chosen, folder, stop = config(train={"eval_every": 5}), RunFolder(tmp_path / "run"), StopRequest()
     with folder.opened(chosen):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.table import Table
+from rich.console import Group
 
 from raptr.comparison.plot import draw
 from raptr.comparison.run import RUNS, read_outcome
@@ -22,7 +22,7 @@ NAME = "compare"
 MACHINE = ("processor", "gpu", "threads")
 
 
-def write_results(comparison: Comparison, out: Path) -> Table | None:
+def write_results(comparison: Comparison, out: Path) -> Group | None:
     """Write the tables and the plot over the finished runs; returns the final table (None: no run is finished)."""
     found = read_finished(comparison, out)
     if not found:
@@ -81,7 +81,9 @@ def budget(comparison: Comparison) -> str:
         return f"{said}, as nearly as whole steps allow. {decay}"
     said = f"Every entry takes {full.steps:,} steps"
     if comparison.fraction is not None:
-        said += f"; {REDUCED} spends {comparison.fraction:.3f} of full's FLOPs, the mean of the entries that cost less"
+        reduced = next(entry for entry in comparison.entries if entry.label == REDUCED)
+        said += f"; {REDUCED} takes {reduced.steps:,} and spends {reduced.flops / full.flops:.3f} of full's FLOPs, "
+        said += f"at most the mean of the entries that cost less, {comparison.fraction:.3f}"
     return f"{said}. {decay}"
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
-from rich.table import Table
 
 from raptr.comparison.spec import PlannedRun, read_comparison, read_file
 from raptr.train.config import differences
@@ -36,7 +35,7 @@ class Compared:
     out: Path
     finished: int
     runs: int
-    table: Table | None
+    table: Group | None
     stopped: bool = False  # asked to stop by SIGTERM or Ctrl-C
 
 

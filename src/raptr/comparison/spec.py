@@ -30,10 +30,9 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from raptr.data import open_store
 from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
-from raptr.settings import nearest, read
+from raptr.settings import load_yaml, nearest, read
 from raptr.train.config import Config, Precision
 from raptr.train.flops import planned_flops
 
@@ -156,7 +155,7 @@ class _Own:
 def read_file(path: Path) -> dict[str, Any]:
     """A comparison's YAML file as it stands there."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"comparison {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
@@ -168,8 +167,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
     """Check a comparison, solve its budgets and build the configuration of every run; unknown keys are errors."""
     spec = read(_Spec, given)
     base = _base(spec, device)
-    source = base.data.source
-    vocabulary = base.data.vocabulary if source == "builtin" else open_store(Path(source)).vocabulary.size
+    vocabulary = base.data.vocabulary_size()
     entries = _entries(spec, base, vocabulary)
     full = entries[FULL]
     if spec.flops is not None:

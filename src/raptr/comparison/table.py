@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -143,18 +144,16 @@ def markdown(table: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def rich_table(table: Sequence[Row], title: str, caption: str) -> Table:
-    """The rows as a table for the terminal."""
-    made = Table(
-        title=Text(title), caption=Text(caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left"
-    )
+def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
+    """The rows as a table for the terminal, and what must be known about it."""
+    made = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = _columns(table)
     for column in columns:
         justify: Literal["left", "right"] = "left" if column.text else "right"
         made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
     for row in table:
         made.add_row(*(Text(column.cell(row)) for column in columns))
-    return made
+    return Group(made, Text(caption))
 
 
 def notes(table: Sequence[Row]) -> list[str]:

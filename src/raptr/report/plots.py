@@ -67,7 +67,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
     if len(runs) == 1:
         _label_stages(by_step, by_flops, runs[0], divisor)
     figure.suptitle(
-        "Held-out loss of the full model, by steps and by training compute",
+        "Held-out loss by steps and by training compute",
         x=0.012,
         horizontalalignment="left",
         fontsize=12,
@@ -249,13 +249,13 @@ def _legend_of_lines(axes: Axes, runs: Sequence[Run]) -> None:
                 linewidth=1.6,
                 marker="o",
                 markersize=4.5,
-                label="held-out loss, full model",
+                label="held-out loss, whole model",
             )
         )
     if any(run.train for run in runs):
         handles.append(Line2D([], [], color=GREY, alpha=0.6, linewidth=0.9, label="training loss, layers that ran"))
     if any(run.transitions for run in runs):
-        handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=":", label="next stage begins"))
+        handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=":", label="end of a stage"))
     axes.legend(
         handles=handles,
         loc="upper right",

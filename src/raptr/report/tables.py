@@ -27,6 +27,7 @@ class Row:
     method: str
     schedule: str | None
     steps: int
+    planned: int | None
     train_loss: float | None
     eval_loss: float | None
     eval_domains: Mapping[str, float]
@@ -94,6 +95,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 method=run.method,
                 schedule=run.schedule,
                 steps=last.step,
+                planned=run.planned,
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
                 eval_loss=run.evals[-1].loss if run.evals else None,
                 eval_domains=run.evals[-1].domains if run.evals else {},
@@ -159,7 +161,8 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
     judged = [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
     judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
-    return [*_RESULTS, *judged, *_COSTS]
+    costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]
+    return [*_RESULTS, *judged, *costs]
 
 
 def _base(runs: Sequence[Run]) -> int:
@@ -174,6 +177,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if len(rows) > 1:
         notes.append(f"Costs are relative to {rows[0].relative_to}.")
+    notes += [
+        f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
+        for row in rows
+        if row.planned is not None and row.steps < row.planned
+    ]
     notes += [f"Malformed lines ignored in {row.name}: {row.ignored}." for row in rows if row.ignored]
     return notes
 

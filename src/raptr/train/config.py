@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from raptr.data import masked_count
+from raptr.data import masked_count, open_store
 from raptr.methods import Method, make_method
 from raptr.models.bert import SIZES, BertConfig
 from raptr.settings import nearest, read
@@ -14,6 +15,7 @@ from raptr.train.optimizer import OptimizerSettings
 
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 Form = Literal["auto", "skip", "gather"]
+COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
 FREE = {"free": True}  # settings that change nothing in the result but rounding: a resume may change them
 
 
@@ -54,6 +56,10 @@ class DataSettings:
             raise ValueError(f"data.vocabulary is {self.vocabulary}; 512 to {2**20} is allowed")
         if self.length < 8:
             raise ValueError(f"data.length is {self.length}; a whole number from 8 on is allowed")
+
+    def vocabulary_size(self) -> int:
+        """How many tokens there are: the built-in text's, or those of the prepared folder."""
+        return self.vocabulary if self.source == "builtin" else open_store(Path(self.source)).vocabulary.size
 
     @property
     def masked(self) -> int:
@@ -213,6 +219,9 @@ class Config:
     def make_method(self, dimensions: BertConfig) -> Method:
         """The training method for a model of these dimensions."""
         settings = {key: value for key, value in self.method.items() if key != "name"}
+        for key in COMMON:
+            if key in settings:
+                raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
         return make_method(
             self.method["name"],
             shape=dimensions.shape,

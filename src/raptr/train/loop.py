@@ -156,7 +156,8 @@ class Trainer:
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
                 stopping = stop.asked  # looked at once a step: who is asked later does one step more
-                if self.step % settings.log_every == 0 or self.step == settings.steps:
+                ended = self.step in ends
+                if ended or self.step % settings.log_every == 0:
                     note = self.moment(
                         kind="train",
                         stage=phase + 1,
@@ -165,7 +166,6 @@ class Trainer:
                         lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
                     )
                     self.log(self.readout.take(note, loss, norm, self.finite.first), bar)
-                ended = self.step in ends
                 judged = ended or self.step % settings.eval_interval == 0
                 saved = self.step % settings.checkpoint_interval == 0 or self.step == last or stopping
                 if not judged and not saved:

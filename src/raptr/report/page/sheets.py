@@ -52,12 +52,7 @@ def _sheet(
 def _results(runs: Sequence[Run]) -> dict[str, Any]:
     cells = grid(summary(runs))
     lines: list[list[Cell]] = [[{"text": line[0], "run": index}, *line[1:]] for index, line in enumerate(cells.lines)]
-    unfinished = [
-        f"{name} is not finished: {run.last.step:,} of {run.planned:,} steps."
-        for name, run in zip(labels(runs), runs, strict=True)
-        if run.planned is not None and run.last.step < run.planned
-    ]
-    return _sheet(cells.headings, cells.text, lines, [*cells.notes, *unfinished])
+    return _sheet(cells.headings, cells.text, lines, cells.notes)
 
 
 def _stages(runs: Sequence[Run]) -> dict[str, Any]:
