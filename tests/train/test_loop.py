@@ -125,6 +125,14 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 
+def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path: Path) -> None:
+    leg(config(), tmp_path / "run", store, until=4)
+    file = tmp_path / "run" / "config.yaml"
+    lines = [line for line in file.read_text().splitlines() if "deterministic" not in line and "idle" not in line]
+    file.write_text("\n".join(lines))
+    assert leg(config(), tmp_path / "run", store)[0].step == STEPS
+
+
 def test_the_end_of_every_stage_is_recorded(store: TokenStore, tmp_path: Path) -> None:
     chosen = config({"name": "raptr", "schedule": "3-4-6", "lengths": "equal"}, train={"log_every": 10})
     leg(chosen, tmp_path / "run", store)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console, Group
 from rich.markup import escape
 
@@ -101,10 +100,9 @@ def _train(run: PlannedRun, folder: Path, data: str, stop: StopRequest, console:
 
 def _refuse_other(run: PlannedRun, folder: Path, data: str) -> None:
     """Refuse a run that is there but is not the one wanted."""
-    path = RunFolder(folder).config
-    if not path.exists():
+    if not RunFolder(folder).config.exists():
         return
-    old, new = yaml.safe_load(path.read_text(encoding="utf-8")), run.config.mapping()
+    old, new = RunFolder(folder).read().mapping(), run.config.mapping()
     changed = differences(old, new)
     judged = [mapping["train"]["eval_samples"] for mapping in (old, new)]
     if judged[0] != judged[1]:  # free in a run of its own, but losses on other samples do not compare

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -38,7 +37,6 @@ from raptr.studies.contract import parts, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
-from raptr.train.config import Config
 from raptr.train.loop import open_data
 from raptr.train.run import RunFolder, environment
 
@@ -196,11 +194,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     """Measure a run's newest checkpoint on held-out text; writes result.json and stability.png, returns the folder."""
     if batches < 1:
         raise ValueError(f"batches is {batches}; a whole number from 1 on is allowed")
-    file = RunFolder(run).config
-    if not file.is_file():
-        raise ValueError(f"run is {str(run)!r}, which holds no run (no {file.name}); the folder of a run is allowed")
-    given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    config = Config.read(given if isinstance(given, dict) else {})
+    config = RunFolder(run).read()
     found = checkpoint.load_latest(RunFolder(run).checkpoints)
     if found is None:
         raise ValueError(f"run is {str(run)!r}, which has no checkpoint; train it first")

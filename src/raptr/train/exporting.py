@@ -11,8 +11,6 @@ import os
 import shutil
 from pathlib import Path
 
-import yaml
-
 from raptr.data.tokenizer import load, vocabulary_of
 from raptr.methods import Method
 from raptr.models.bert import Bert, BertConfig
@@ -37,7 +35,7 @@ def export(
     `step` takes that checkpoint. Each choice of `layers` and `step` has its own folder in the run, unless `out` names
     another.
     """
-    config = _config(run)
+    config = RunFolder(run).read()
     found = _checkpoint(RunFolder(run).checkpoints, step)
     tokenizer = RunFolder(run).tokenizer
     built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
@@ -147,14 +145,6 @@ model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.f
 pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]")
 ```
 """
-
-
-def _config(run: Path) -> Config:
-    file = RunFolder(run).config
-    if not file.is_file():
-        raise ValueError(f"run is {str(run)!r}, which holds no run (no {file.name}); the folder of a run is allowed")
-    given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return Config.read(given if isinstance(given, dict) else {})
 
 
 def _checkpoint(folder: Path, step: int | None) -> Checkpoint:

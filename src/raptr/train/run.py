@@ -60,10 +60,19 @@ class RunFolder:
             finally:
                 self._close()
 
+    def read(self) -> Config:
+        """The configuration of the run that is here."""
+        if not self.config.is_file():
+            raise ValueError(
+                f"run is {str(self.path)!r}, which holds no run (no {self.config.name}); the folder of a run is allowed"
+            )
+        given = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        return Config.read(given if isinstance(given, dict) else {})
+
     def _start(self, config: Config) -> None:
         if self.config.exists():
-            old = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-            changed = differences(old if isinstance(old, Mapping) else {}, config.mapping())
+            # read as a configuration: a setting that came later has its default
+            changed = differences(self.read().mapping(), config.mapping())
             if changed:
                 raise ValueError(
                     f"the run in {str(self.path)!r} was started with other settings ({'; '.join(changed)}); "
