@@ -292,6 +292,18 @@ def test_the_terminal_table_fits_80_characters_and_takes_names_literally(tmp_pat
     assert "layers only, relative" in text
 
 
+def test_many_runs_are_lines_that_fit_80_characters(tmp_path: Path) -> None:
+    names = [f"run-{letter}" for letter in "abcdefg"]
+    runs = [read_run(make_run(tmp_path / name, schedule="6-8-10-12", steps=20)) for name in names]
+    console = Console(width=80, record=True, file=(tmp_path / "out").open("w"))
+    with console.file:
+        console.print(rich_table(summary(runs)))
+        lines = console.export_text().splitlines()
+    for name, row in zip(names, summary(runs), strict=True):
+        assert row.eval_loss is not None
+        assert sum(name in line and f"{row.eval_loss:.3f}" in line for line in lines) == 1
+
+
 def test_json_has_no_nan(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "a")
     append(folder, train_record(1, loss=math.nan))

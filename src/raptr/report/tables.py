@@ -17,6 +17,8 @@ from raptr.report.runs import Run, labels
 from raptr.report.units import FLOP_PREFIXES, duration, short
 
 FINAL_SHARE = 0.05
+SIDE_BY_SIDE = 4  # runs whose columns fit 80 characters
+MAIN = ("run", "steps", "held-out loss", "FLOPs, relative", "time", "tokens/s")
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,15 @@ def summary(runs: Sequence[Run]) -> list[Row]:
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
-    """The rows as a table for the terminal, one column per run, so that a few runs fit 80 characters."""
+    """The rows as a table for the terminal: one column per run, or for many runs a line each with the main numbers."""
     table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(_notes(rows))), caption_justify="left")
+    if len(rows) > SIDE_BY_SIDE:
+        shown = [column for column in _columns(rows) if column.heading in MAIN]
+        for column in shown:
+            table.add_column(column.heading, justify="left" if column.text else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(column.cell(row)) for column in shown))
+        return table
     # Text, not str: a run called `raptr[6-8]` is no markup.
     name, *columns = _columns(rows)
     table.add_column(name.heading, no_wrap=True)
