@@ -95,6 +95,29 @@ def test_slots_follow_the_weights() -> None:
     assert abs(second - first) > 1e-3
 
 
+def test_graphs_of_earlier_stages_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = bert(), []
+
+    class Graph:
+        def __init__(self, program: object, batch: Batch, packed: object, memory: object) -> None:
+            tried.append(memory)
+            if len(tried) == 2:
+                raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(execution, "_Graph", Graph)
+    monkeypatch.setattr(execution, "_GraphMemory", lambda device: object())
+    gather = make_execution(model, settings(execution="gather"), CPU)
+    assert isinstance(gather, Gather)
+    gather._forward.device = torch.device("cuda")
+    monkeypatch.setattr(gather, "_first_slots", lambda size: [])
+    gather._program(batch(), SUBNETWORKS["full"])
+    gather._program(batch(), SUBNETWORKS["depth"])
+    assert len(tried) == 3  # the third one succeeds, alone and in memory of its own
+    assert len(gather._programs) == 1
+    assert tried[0] is tried[1]
+    assert tried[2] is not tried[0]
+
+
 def test_recomputation_changes_nothing() -> None:
     model, part = bert(), SUBNETWORKS["depth"]
     loss, expected = gradients(model, make_execution(model, settings(), CPU), part, 1)
