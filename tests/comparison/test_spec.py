@@ -205,6 +205,15 @@ def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:
         read_file(tmp_path / "file.yaml")
 
 
+def test_the_comparison_of_all_methods_names_every_method_of_the_paper() -> None:
+    asked = read_file(Path(__file__).parents[2] / "examples" / "methods.yaml")
+    asked["settings"]["data"]["source"] = "builtin"
+    comparison = read_comparison(asked)
+    assert len(comparison.runs) == 69
+    paper = {"full", "raptr", "pld", "stacking", "progressive-stacking", "lemon", "msg", "msg-interpolation"}
+    assert {entry.config.method["name"] for entry in comparison.entries} == paper
+
+
 def test_the_example_is_a_comparison() -> None:
     example = Path(__file__).parents[2] / "examples" / "compare.yaml"
     comparison = read_comparison(read_file(example))

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertConfig as StockBertConfig
 from transformers import BertForMaskedLM
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
 from raptr.data.batch import Batch
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.export import to_transformers
@@ -29,14 +29,6 @@ from raptr.train.loop import pretrain
 
 QUIET = Console(quiet=True)
 LAYERS, LENGTH, SIZE = 4, 16, 600
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
-    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
-    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
-    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, SIZE)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
 from raptr.data.tokenizer import SPECIALS
 from raptr.models.bert import Bert
 from raptr.subnetworks import Subnetwork
@@ -24,14 +24,6 @@ from raptr.train.loop import pretrain
 
 QUIET = Console(quiet=True)
 STEPS, LAYERS, LENGTH = 8, 6, 16
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
-    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
-    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
-    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
 
 
 def settings(store: TokenStore, method: dict[str, Any] | None = None) -> Config:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
 from raptr.growth import Growth
 from raptr.growth import apply as growth_apply
 from raptr.methods import METHODS
@@ -38,14 +38,6 @@ CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
     ({"name": "msg", "mask_steps": 3}, {}),
     ({"name": "msg-interpolation", "schedule": "2-6", "mask_steps": 7}, {"optimizer": {"idle": "zero"}}),
 ]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
-    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
-    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
-    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
 
 
 @pytest.fixture

@@ -22,14 +22,6 @@ CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 STEPS = 16
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    words = [f"{a}{b}" for a in ("to", "be", "or", "not", "that", "is") for b in ("", "s", "ing", "ed")]
-    texts = [" ".join(words[(7 * i * j + j * j) % len(words)] for j in range(120)) for i in range(60)]
-    documents = [Document(f"{i}.txt", text) for i, text in enumerate(texts)]
-    return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
-
-
 def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Config:
     return Config.read(
         {

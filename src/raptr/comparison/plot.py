@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from raptr.comparison.table import Outcome, Row, finals
-from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean
+from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean, legend_below
 
 HEIGHT = 720  # pixels
 BESIDE = 0.012  # entries of one cost stand this far apart, as a share of the panel
@@ -150,16 +150,4 @@ def _legend(figure: Figure, table: Sequence[Row], looks: Mapping[str, _Look]) ->
         reached = f"{row.loss.mean:.4f} at peak {row.peak:g}" if row.loss and row.best else "diverged"
         texts.append(f"{row.label}: {reached}{'*' if row.edge else ''}")
     handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="none") for look in looks.values()]
-    legend = figure.legend(
-        handles,
-        [str(number) for number in range(len(handles))],
-        loc="outside lower center",
-        ncols=min(3, len(handles)),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
-    # Names are set afterwards, as they are: `_run` would be left out of a legend and `$` be read as maths.
-    for text, written in zip(legend.get_texts(), texts, strict=True):
-        text.set_parse_math(False)
-        text.set_text(written)
+    legend_below(figure, handles, texts, min(3, len(handles)))

@@ -222,6 +222,11 @@ def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
     if len(runs) > room:
         handles = [*handles[: room - 1], Line2D([], [], linestyle="none")]
         texts = [*texts[: room - 1], f"and {len(runs) - room + 1} more"]
+    legend_below(figure, handles, texts, columns)
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D], texts: Sequence[str], columns: int) -> None:
+    """A legend below all panels, its texts as they are given."""
     legend = figure.legend(
         handles,
         [str(number) for number in range(len(handles))],
@@ -231,7 +236,7 @@ def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
         fontsize=9,
         labelcolor=INK,
     )
-    # Names are set afterwards, as they are: `_run` would be left out of a legend and `$` be read as maths.
+    # Texts are set afterwards: `_run` would be left out of a legend and `$` be read as maths.
     for text, written in zip(legend.get_texts(), texts, strict=True):
         text.set_parse_math(False)
         text.set_text(written)
