@@ -40,7 +40,7 @@ KINDS = {
     "matrix products": r"nvjet|gemm|cutlass|splitK",
     "attention": r"attention|sdpa|flash",
     "activation": r"gelu",
-    "normalisation and residuals": r"layer_norm|add_view|_fused_add|fused_mul",
+    "normalisation and residuals": r"_norm|add_view|_fused_add|fused_mul",
     "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm",
     "cross entropy": r"cross_entropy|log_softmax|nll_loss",
     "copies and casts": r"Memcpy|memcpy|copy|Memset",

@@ -203,22 +203,39 @@ def test_attention_kernel(length: int) -> None:
 
 
 @on_gpu
-def test_gelu_kernel() -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("shape", [(77, 48, 32, 300), (256, 768, 768, 3072)])
+def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> None:
     from raptr.models import kernels
 
+    rows, width, inner, features = shape
     torch.manual_seed(0)
-    h = (3 * torch.randn(5, 77, 300, device="cuda")).bfloat16().requires_grad_()
-    bias = torch.randn(300, device="cuda", requires_grad=True)
-    grad = torch.randn(5, 77, 300, device="cuda", dtype=torch.bfloat16)
-    wide = [t.detach().double().requires_grad_() for t in (h, bias)]
-    expected = F.gelu(wide[0] + wide[1])
-    expected.backward(grad.double())  # type: ignore[no-untyped-call]
-    found = kernels.gelu(h + bias.detach().bfloat16(), bias)
-    found.backward(grad)
-    for mine, right in ((found, expected), (h.grad, wide[0].grad), (bias.grad, wide[1].grad)):
-        assert mine is not None
-        assert right is not None
-        assert (mine - right).norm() / right.norm() < 5e-3
+    sizes = [(width, inner), (features, width), (width, features)]
+    s, t = (torch.tensor(1.4, device="cuda"), torch.tensor(0.7, device="cuda")) if scaled else (None, None)
+    norm = nn.LayerNorm(width).cuda()
+    norm.weight.data += 0.3 * torch.randn(width, device="cuda")
+    norm.bias.data += 0.3 * torch.randn(width, device="cuda")
+    half = [torch.randn(rows, width), torch.randn(rows, inner), *(torch.randn(n, m) / m**0.5 for n, m in sizes)]
+    half = [tensor.cuda().bfloat16().requires_grad_() for tensor in half]
+    biases = [torch.randn(n, device="cuda", requires_grad=True) for n, _ in sizes]
+    grad = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+
+    given = [*half, *biases, *norm.parameters()]
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    x, o, project, mlp_in, mlp_out, project_bias, in_bias, out_bias, gain, shift = wide
+    a = F.linear(o, project, project_bias)
+    activated = F.gelu(F.linear(F.layer_norm(x + a, (width,), gain, shift, norm.eps), mlp_in, in_bias))
+    expected = x + (1 if s is None else s) * a + F.linear((1 if t is None else t) * activated, mlp_out, out_bias)
+    expected.backward(grad.double())
+
+    products = list(zip(half[2:], biases, strict=True))
+    found = kernels.residual_mlp(half[0], half[1], products, norm, s, t)
+    found.backward(grad)  # type: ignore[no-untyped-call]
+    assert (found - expected).norm() / expected.norm() < 1e-2
+    for mine, right in zip(given, wide, strict=True):
+        assert mine.grad is not None
+        assert right.grad is not None
+        assert (mine.grad - right.grad).norm() / right.grad.norm() < 1.5e-2
 
 
 @on_gpu

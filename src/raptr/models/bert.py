@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raptr.data.batch import Batch
 from raptr.models.attention import Segments, make_segments, self_attention
-from raptr.models.fused import gelu_linear, linear_cross_entropy
+from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
 from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, block_inputs
 from raptr.subnetworks import Shape, Subnetwork
@@ -87,44 +87,45 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
-        """The layer's output; with a layer scale s, x + s·(layer(x) - x).
-
-        Scales multiply the weights of a branch's last product, which are few, and not what comes out of it.
-        """
-        s = inputs.layer_scale
-        attended_BSD = self.attention(self.attention_norm(x_BSD), inputs.attention_scale, inputs.heads_H, segments)
-        a_BSD: Tensor = self.dropout(attended_BSD)
+        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
+        s, t = inputs.layer_scale, _times(inputs.layer_scale, inputs.mlp_scale)
+        qkv, project = self.attention_weights(inputs)
+        mlp_in, mlp_out = self.mlp_weights(inputs)
+        project = _scaled(project, inputs.attention_scale)
+        o_BSE = self_attention(self.attention_norm(x_BSD), *qkv, self.head_size, segments)
+        if self.dropout.p == 0:
+            y_BSD = residual_mlp(x_BSD, o_BSE, project, self.mlp_norm, mlp_in, mlp_out, s, t)
+            if y_BSD is not None:
+                return y_BSD
+        a_BSD: Tensor = self.dropout(F.linear(o_BSE, *project))
         h_BSD = x_BSD + a_BSD
-        m_BSD: Tensor = self.dropout(self.mlp(self.mlp_norm(h_BSD), _product(s, inputs.mlp_scale), inputs.parts_P))
+        g_BSF = F.gelu(F.linear(self.mlp_norm(h_BSD), *mlp_in))
+        m_BSD: Tensor = self.dropout(F.linear(g_BSF, *_scaled(mlp_out, t)))
         return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
 
-    def attention(
-        self, x_BSD: Tensor, scale: Tensor | None, heads_H: Tensor | None, segments: Segments | None
-    ) -> Tensor:
-        """Self-attention over all heads, or over the chosen ones as if there were no others; times the scale."""
+    def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
+        """What makes queries, keys and values, and what projects; of all heads, or as if the chosen were all."""
         qkv_weight: Tensor = self.qkv.weight
         qkv_bias: Tensor = self.qkv.bias
         out_weight: Tensor = self.attention_out.weight
-        if heads_H is not None:
-            width = x_BSD.shape[-1]
-            cut = (3, self.heads, self.head_size)
-            qkv_weight = qkv_weight.view(*cut, width).index_select(1, heads_H).reshape(-1, width)
-            qkv_bias = qkv_bias.view(*cut).index_select(1, heads_H).reshape(-1)
-            out_weight = out_weight.view(width, *cut[1:]).index_select(1, heads_H).reshape(width, -1)
-        o_BSD = self_attention(x_BSD, qkv_weight, qkv_bias, self.head_size, segments)
-        return _scaled_linear(o_BSD, out_weight, self.attention_out.bias, scale)
+        if inputs.heads_H is not None:
+            width, cut = out_weight.shape[0], (3, self.heads, self.head_size)
+            qkv_weight = qkv_weight.view(*cut, width).index_select(1, inputs.heads_H).reshape(-1, width)
+            qkv_bias = qkv_bias.view(*cut).index_select(1, inputs.heads_H).reshape(-1)
+            out_weight = out_weight.view(width, *cut[1:]).index_select(1, inputs.heads_H).reshape(width, -1)
+        return (qkv_weight, qkv_bias), (out_weight, self.attention_out.bias)
 
-    def mlp(self, x_BSD: Tensor, scale: Tensor | None, parts_P: Tensor | None) -> Tensor:
-        """The MLP, or the chosen parts of it as if there were no others; times the scale."""
+    def mlp_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
+        """What the MLP enters and leaves with; all of it, or as if the chosen parts were all."""
         in_weight: Tensor = self.mlp_in.weight
         in_bias: Tensor = self.mlp_in.bias
         out_weight: Tensor = self.mlp_out.weight
-        if parts_P is not None:
-            width = x_BSD.shape[-1]
-            in_weight = in_weight.view(self.parts, -1, width).index_select(0, parts_P).reshape(-1, width)
-            in_bias = in_bias.view(self.parts, -1).index_select(0, parts_P).reshape(-1)
-            out_weight = out_weight.view(width, self.parts, -1).index_select(1, parts_P).reshape(width, -1)
-        return _scaled_linear(gelu_linear(x_BSD, in_weight, in_bias), out_weight, self.mlp_out.bias, scale)
+        if inputs.parts_P is not None:
+            width = out_weight.shape[0]
+            in_weight = in_weight.view(self.parts, -1, width).index_select(0, inputs.parts_P).reshape(-1, width)
+            in_bias = in_bias.view(self.parts, -1).index_select(0, inputs.parts_P).reshape(-1)
+            out_weight = out_weight.view(width, self.parts, -1).index_select(1, inputs.parts_P).reshape(width, -1)
+        return (in_weight, in_bias), (out_weight, self.mlp_out.bias)
 
 
 class Bert(nn.Module):
@@ -196,9 +197,10 @@ class Bert(nn.Module):
         return normed_ND
 
 
-def _scaled_linear(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias) if scale is None else F.linear(x, scale * weight, scale * bias)
+def _scaled(product: Product, scale: Tensor | None) -> Product:
+    """Times the scale: weights are few, what comes out of them is much."""
+    return product if scale is None else (scale * product[0], scale * product[1])
 
 
-def _product(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+def _times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return two if one is None else one if two is None else one * two

@@ -8,20 +8,13 @@ import importlib.util
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 KERNELS = importlib.util.find_spec("triton") is not None
 HEAD_SIZES = (16, 32, 64)
+Product = tuple[Tensor, Tensor]  # the weight and the bias of a linear map
 if KERNELS:
     from raptr.models import kernels
-
-
-def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU of a linear map."""
-    if _half(x):
-        activated: Tensor = kernels.gelu(F.linear(x, weight, bias.detach()), bias)
-        return activated
-    return F.gelu(F.linear(x, weight, bias))
 
 
 def short_attention(x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int) -> Tensor | None:
@@ -31,6 +24,29 @@ def short_attention(x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int)
     qkv = F.linear(x_BSD, weight, bias.detach())
     attended: Tensor = kernels.attention(qkv, bias, weight.shape[0] // (3 * head_size))
     return attended
+
+
+def residual_mlp(
+    x_BSD: Tensor,
+    o_BSE: Tensor,
+    project: Product,
+    norm: nn.LayerNorm,
+    mlp_in: Product,
+    mlp_out: Product,
+    layer_scale: Tensor | None,
+    mlp_scale: Tensor | None,
+) -> Tensor | None:
+    """A layer from the heads' outputs o on, or None where no kernel fits: with a = project(o),
+
+    x + layer_scale·a + mlp_scale·MLP(norm(x + a)).
+    """
+    if not _half(x_BSD) or x_BSD.dtype != torch.bfloat16 or x_BSD.shape[-1] > kernels.WIDTH:
+        return None
+    products = [(weight.bfloat16(), bias) for weight, bias in (project, mlp_in, mlp_out)]
+    if mlp_scale is not None:
+        products[2] = products[2][0], mlp_scale * mlp_out[1]
+    out_ND = kernels.residual_mlp(x_BSD.flatten(0, 1), o_BSE.flatten(0, 1), products, norm, layer_scale, mlp_scale)
+    return out_ND.view_as(x_BSD)
 
 
 def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
