@@ -1,4 +1,4 @@
-"""The picture of a comparison: what each entry reached for its FLOPs, and how that depends on the learning rate."""
+"""The picture of a comparison: what each entry reached, and how that depends on the learning rate."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from raptr.comparison.table import Outcome, Row, finals
-from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean, legend_below
+from raptr.report.plots import COLOURS, DPI, INK, MARKERS, WIDTH, clean, legend_below
 
-HEIGHT = 720  # pixels
-BESIDE = 0.012  # entries of one cost stand this far apart, as a share of the panel
+HEIGHT, LINE = 440, 26  # pixels: of the figure without its entries, and of each of them
 SPREAD = 2.0  # losses further above the best than this many times the spread of the finals are cut off
 
 
@@ -25,59 +24,63 @@ class _Look:
 
 
 def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *, full: str, reduced: str) -> Figure:
-    """Final losses against FLOPs, and losses against learning rates, or against FLOPs where there is no grid."""
-    figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained", facecolor="white")
-    left, right = figure.subplots(1, 2)
+    """Final losses, one entry below the other, and losses against learning rates, or on the way where there is no grid.
+
+    The legend names the entries of the right panel only; the left one names its own.
+    """
     labels = list(dict.fromkeys(row.label for row in table))
     looks = {label: _Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
-    final = [row for row in finals(table) if row.best]
+    final = finals(table)
+    figure = Figure(
+        figsize=(WIDTH / DPI, (HEIGHT + LINE * len(final)) / DPI), dpi=DPI, layout="constrained", facecolor="white"
+    )
+    left, right = figure.subplots(1, 2)
+    clean(left)
     _draw_finals(left, final, looks, (full, reduced))
-    if len(table) > len(labels):
-        _draw_peaks(right, table, looks)
+    clean(right)
+    right.set_ylabel("held-out loss", color=INK)
+    gridded = {label: look for label, look in looks.items() if sum(row.label == label for row in table) > 1}
+    if gridded:
+        _draw_peaks(right, [row for row in table if row.label in gridded], gridded)
     else:
-        _draw_curves(right, final, outcomes, looks, full_flops)
-    for axes in (left, right):
-        clean(axes)
-        axes.set_ylabel("held-out loss", color=INK)
-    _legend(figure, table, looks)
+        _draw_curves(right, [row for row in final if row.best], outcomes, looks, full_flops)
+    shown = gridded or looks
+    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="none") for look in shown.values()]
+    legend_below(figure, handles, list(shown), min(4, len(handles)))
     return figure
 
 
-def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], line: tuple[str, str]) -> None:
-    """A point with its standard error for each entry, and full training's line between its two lengths."""
-    axes.set_title("final loss at each entry's best learning rate", fontsize=10, color=INK)
-    axes.set_xlabel("FLOPs of the whole model, relative to full", color=INK)
-    places = _places(final)
-    for row in final:
-        assert row.loss is not None
+def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], lines: tuple[str, str]) -> None:
+    """A point with its standard error for each entry, the best on top; full training's two lengths as lines."""
+    axes.set_title("held-out loss at each entry's best learning rate", fontsize=10, color=INK)
+    axes.set_xlabel("held-out loss", color=INK)
+    ordered = sorted(final, key=lambda row: row.loss.mean if row.loss and row.best else math.inf)
+    for place, row in enumerate(ordered):
         look = looks[row.label]
+        if not row.loss or not row.best:
+            axes.annotate("diverged", (0.5, place), xycoords=axes.get_yaxis_transform(), color=look.colour, va="center")
+            continue
+        if row.label in lines:
+            axes.axvline(row.loss.mean, color=look.colour, linewidth=1.0, linestyle="--", alpha=0.6, zorder=1)
         axes.errorbar(
-            places[row.label],
             row.loss.mean,
-            yerr=row.loss.error,
+            place,
+            xerr=row.loss.error,
             color=look.colour,
             marker=look.marker,
             markersize=7,
             capsize=3,
-            zorder=3,
             gid=row.label,
         )
-    ends = [(places[row.label], row.loss.mean) for row in final if row.label in line and row.loss]
-    if len(ends) == 2:
-        x, y = zip(*ends, strict=True)
-        axes.plot(x, y, color=GREY, linewidth=1.0, linestyle="--", zorder=1, gid="full")
-    axes.margins(x=0.1, y=0.12)
+    axes.set_yticks(range(len(ordered)), [_named(row) for row in ordered], parse_math=False)
+    axes.set_ylim(len(ordered) - 0.4, -0.6)
+    axes.margins(x=0.08)
 
 
-def _places(final: Sequence[Row]) -> dict[str, float]:
-    """Where each entry stands, those of about one cost side by side so that none hides another."""
-    costs = {row.label: row.flops for row in final if row.flops is not None}
-    width = max(0.1, max(costs.values(), default=1) - min(costs.values(), default=1))
-    places: dict[str, float] = {}
-    for label, cost in sorted(costs.items(), key=lambda item: item[1]):
-        near = [other for other in places if abs(costs[other] - cost) < BESIDE * width / 2]
-        places[label] = max(cost, *(places[other] + BESIDE * width for other in near)) if near else cost
-    return places
+def _named(row: Row) -> str:
+    """An entry with what it cost and where it was trained."""
+    cost = "" if row.flops is None else f", {row.flops:.2f} FLOPs"
+    return f"{row.label}{cost}, peak {row.peak:g}{'*' if row.edge else ''}"
 
 
 def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:
@@ -142,12 +145,3 @@ def _limits(shown: Sequence[float], final: Sequence[float]) -> tuple[float, floa
 def _ends(some: Sequence[Row]) -> list[float]:
     """The ends of the rows' error bars."""
     return [row.loss.mean + side * (row.loss.error or 0.0) for row in some if row.loss for side in (-1, 1)]
-
-
-def _legend(figure: Figure, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:
-    texts = []
-    for row in finals(table):
-        reached = f"{row.loss.mean:.4f} at peak {row.peak:g}" if row.loss and row.best else "diverged"
-        texts.append(f"{row.label}: {reached}{'*' if row.edge else ''}")
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="none") for look in looks.values()]
-    legend_below(figure, handles, texts, min(3, len(handles)))

@@ -43,7 +43,7 @@ from raptr.studies.residual_mlp import Networks, Size, Training
 from raptr.subnetworks import Shape
 from raptr.train.optimizer import OptimizerSettings
 
-AT_ONCE = 24  # the most runs trained together; what a stopped study loses is one such batch
+AT_ONCE = 30  # the most runs trained together; what a stopped study loses is one such batch
 SEARCH = 1000  # the first seed of the learning rate's search; results use seeds from 0 on
 
 # Okabe and Ito's palette, and lines that tell the variants of a method apart.
@@ -73,7 +73,7 @@ class Setting:
     steps: int = 40_000
     batch: int = 512
     warmup: int = 400
-    rates: tuple[float, ...] = (4e-4, 8e-4, 1.6e-3, 3.2e-3)
+    rates: tuple[float, ...] = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3)
     search_seeds: int = 2
     samples: int = 1 << 16
     evaluations: int = 25
