@@ -280,7 +280,7 @@ def test_the_command(
     file.write_text(yaml.safe_dump(asked(store, seeds=[5])))
     assert call(monkeypatch, "compare", "small.yaml", "--dry-run") == 0
     shown = capsys.readouterr().out
-    assert "4 runs, in this order" in shown
+    assert "4 runs, with seeds 5" in shown
     assert "full (reduced)" in shown
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     with monkeypatch.context() as patch:

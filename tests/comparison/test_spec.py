@@ -209,7 +209,7 @@ def test_the_comparison_of_all_methods_names_every_method_of_the_paper() -> None
     asked = read_file(Path(__file__).parents[2] / "examples" / "methods.yaml")
     asked["settings"]["data"]["source"] = "builtin"
     comparison = read_comparison(asked)
-    assert len(comparison.runs) == 69
+    assert len(comparison.runs) == 72
     paper = {"full", "raptr", "pld", "stacking", "progressive-stacking", "lemon", "msg", "msg-interpolation"}
     assert {entry.config.method["name"] for entry in comparison.entries} == paper
 

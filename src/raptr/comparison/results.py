@@ -113,7 +113,7 @@ def _page(comparison: Comparison, table: list[Row], finished: int, environments:
     parts = [f"# Comparison: {_title(comparison, finished)}", budget(comparison)]
     parts.append("FLOPs are the whole model's, relative to full training over all its steps; times are training alone.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
-    parts.append(f"![final loss against FLOPs]({NAME}.png)")
+    parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
     if len(table) > len(finals(table)):
         chosen = "The best learning rate of an entry is chosen by these same losses."
         parts += ["## Every learning rate", chosen, markdown(table).rstrip()]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
@@ -96,26 +97,16 @@ class Comparison:
         )
 
     def table(self) -> Table:
-        """The runs for a terminal, before anything is trained."""
-        table = Table(title=f"{len(self.runs)} runs, in this order")
-        for column in ("run", "entry", "method", "peak", "seed", "steps", "relative", "FLOPs"):
-            table.add_column(column, justify="left" if column in ("entry", "method") else "right", no_wrap=True)
-        for number, run in enumerate(self.runs, start=1):
-            if number > 1 and run.seed != self.runs[number - 2].seed:
-                table.add_section()
-            table.add_row(
-                str(number),
-                Text(run.entry.label),
-                run.config.method["name"],
-                f"{run.peak:g}",
-                str(run.seed),
-                f"{run.entry.steps:,}",
-                f"{run.entry.flops / self.full_flops:.3f}",
-                f"{run.entry.flops:.3g}",
-            )
+        """The entries for a terminal, before anything is trained."""
+        table = Table(title=f"{len(self.runs)} runs, with seeds {', '.join(map(str, self.seeds))}", box=SIMPLE)
+        for column in ("entry", "peaks", "steps", "FLOPs"):
+            table.add_column(column, justify="left" if column == "entry" else "right", overflow="fold")
+        for entry in self.entries:
+            peaks, flops = ", ".join(f"{peak:g}" for peak in entry.peaks), f"{entry.flops / self.full_flops:.3f}"
+            table.add_row(Text(entry.label), peaks, f"{entry.steps:,}", flops)
         total = sum(run.entry.flops for run in self.runs)
         table.caption = (
-            f"FLOPs are the whole model's, also relative to full; {total:.3g} in all, "
+            f"FLOPs are the whole model's, relative to full; {total:.3g} in all, "
             f"{total / self.full_flops:.1f} times those of one full run"
         )
         return table
