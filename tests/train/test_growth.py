@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from raptr.data import TokenStore
@@ -22,11 +21,12 @@ from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.exporting import export
 from raptr.train.flops import planned_flops
-from raptr.train.loop import Result, Trainer, pretrain
+from raptr.train.loop import Trainer, pretrain
 from raptr.train.plan import plan
 from raptr.train.run import RunFolder
+from tests.train.legs import QUIET, differing, leg, records, snapshot
 
-CPU, QUIET = torch.device("cpu"), Console(quiet=True)
+CPU = torch.device("cpu")
 STEPS, GROWTHS = 16, (4, 8, 12)  # 3-4-5-6 in four equal stages
 
 GROWING = [name for name in METHODS if issubclass(METHODS[name], Growing)]
@@ -60,35 +60,6 @@ def config(store: TokenStore, method: dict[str, Any], sections: dict[str, dict[s
             "train": {**train, **given.get("train", {})},
         }
     )
-
-
-def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
-    """One start of the program: open the folder, resume, train up to `until`."""
-    folder = RunFolder(run)
-    with folder.opened(chosen):
-        trainer = Trainer(chosen, folder, store, CPU)
-        trainer.resume(QUIET)
-        result = trainer.train(until, QUIET)
-    return result, snapshot(trainer)
-
-
-def snapshot(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in trainer.tensors().items()}
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    """The last record of each kind and step, without the time it took."""
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        del record["seconds"]
-        last[record["kind"], record["step"]] = record
-    return [last[key] for key in sorted(last)]
-
-
-def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 def before_growth(chosen: Config, store: TokenStore, run: Path) -> Trainer:

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
-from torch import Tensor
 
 from raptr.data import Document, TokenStore, prepare
 from raptr.methods import METHODS
 from raptr.train import checkpoint
 from raptr.train.config import Config
-from raptr.train.loop import Result, Trainer
+from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
-from raptr.train.safety import Diverged, StopRequest, reproducible
+from raptr.train.safety import Diverged, StopRequest
+from tests.train.legs import QUIET, differing, leg, records
 
-CPU, QUIET = torch.device("cpu"), Console(quiet=True)
+CPU = torch.device("cpu")
 STEPS = 16
 
 
@@ -49,31 +48,6 @@ def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> 
     )
 
 
-def leg(chosen: Config, run: Path, store: TokenStore, until: int = STEPS) -> tuple[Result, dict[str, Tensor]]:
-    """One start of the program: open the folder, resume, train up to `until`."""
-    folder = RunFolder(run)
-    with folder.opened(chosen), reproducible(chosen.train.deterministic):
-        trainer = Trainer(chosen, folder, store, chosen.train.resolve_device())
-        trainer.resume(QUIET)
-        result = trainer.train(until, QUIET)
-    return result, {name: tensor.clone() for name, tensor in trainer.tensors().items()}
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    """The last record of each kind and step, without the time it took."""
-    last: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        del record["seconds"]
-        last[record["kind"], record["step"]] = record
-    return [last[key] for key in sorted(last)]
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
 CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     *((name, {}, {}) for name in METHODS),
     ("raptr", {}, {"optimizer": {"idle": "zero"}}),
@@ -99,7 +73,7 @@ def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
     for until in (*stops, STEPS):
         result, resumed = leg(chosen, tmp_path / "legs", store, until)
         assert result.step == until
-    assert_same(weights, resumed)
+    assert differing(weights, resumed) == []
     assert result.eval_loss == whole.eval_loss
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
@@ -113,7 +87,7 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
     _, weights = leg(chosen, tmp_path / "whole", store)
     for until in (5, 11, STEPS):
         _, resumed = leg(chosen, tmp_path / "legs", store, until)
-    assert_same(weights, resumed)
+    assert differing(weights, resumed) == []
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 
@@ -173,13 +147,13 @@ def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore
     with folder.metrics.open("rb") as file:
         assert not file.read().endswith(b"\n")
     _, resumed = leg(chosen, tmp_path / "killed", store)
-    assert_same(weights, resumed)
+    assert differing(weights, resumed) == []
 
 
 def test_everything_kept_trains_as_full_bit_for_bit(store: TokenStore, tmp_path: Path) -> None:
     _, full = leg(config({"name": "full"}), tmp_path / "full", store)
     _, raptr = leg(config({"name": "raptr", "schedule": "6-6-6"}), tmp_path / "raptr", store)
-    assert_same(full, raptr)
+    assert differing(full, raptr) == []
 
 
 def test_golden_losses(store: TokenStore, tmp_path: Path) -> None:
@@ -293,7 +267,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, store: TokenStore, tmp
         file.write_bytes(content)
     with pytest.warns(UserWarning, match="checkpoint step-8 .* is damaged .* step-4 is used instead"):
         _, resumed = leg(chosen, tmp_path / "run", store)
-    assert_same(weights, resumed)
+    assert differing(weights, resumed) == []
 
 
 def test_a_folder_with_other_things_is_refused(store: TokenStore, tmp_path: Path) -> None:
