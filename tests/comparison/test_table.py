@@ -149,6 +149,14 @@ def test_the_plot_without_a_grid_shows_the_way_there() -> None:
     assert len(right.lines[2].get_xydata()) == 2  # type: ignore[arg-type]
 
 
+def test_an_entry_that_only_diverged_is_drawn_last_under_its_own_name() -> None:
+    name = r"$\wild$"  # no formula
+    left, _ = drawn([*OUTCOMES, run(name, 0.2, 0, None)], {**GRIDS, name: (0.2,)}).axes
+    assert left.get_yticklabels()[-1].get_text().startswith(name)
+    (text,) = left.texts
+    assert (text.get_text(), text.xy[1]) == ("diverged", len(left.get_yticks()) - 1)  # type: ignore[attr-defined]
+
+
 def test_a_plot_of_nothing_but_divergence() -> None:
     outcomes = [run(FULL, peak, 0, None) for peak in (0.1, 0.2)]
     figure = drawn(outcomes, {FULL: (0.1, 0.2)})
