@@ -14,6 +14,7 @@ from raptr.data.batch import Batch
 from raptr.methods import make_method
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.fused import KERNELS
+from raptr.models.inputs import pack
 from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings
@@ -58,8 +59,8 @@ SUBNETWORKS = {
     "branches": Subnetwork((1.0, 1.5, 0.0, 0.0, 2.0), scaled="branches"),
     "heads and parts": Subnetwork(
         (1.0, 0.0, 1.0, 1.0, 0.0),
-        heads=((0, 1), (0, 1), (1, 3), (0, 2), (0, 1)),
-        parts=((0,), (0,), (3,), (2,), (0,)),
+        heads=((0, 1), (0, 1), (1, 2, 3), (0, 2), (0, 1)),
+        parts=((0,), (0,), (3,), (1, 2), (0,)),
         head_scale=1.4,
         part_scale=2.0,
     ),
@@ -154,6 +155,24 @@ def test_a_stage_is_compiled_once(form: str, scaling: str) -> None:
                 graphs = counters["stats"]["unique_graphs"]
         assert counters["stats"]["unique_graphs"] == graphs, phase
     assert graphs - start <= 4  # embeddings, head, a block with scales and one without
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.usefixtures("eager_compiler")
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_warming_up_compiles_all_that_a_graph_will_need(name: str) -> None:
+    model, subnetwork = bert(), SUBNETWORKS[name]
+    gather = make_execution(model, settings(execution="gather", compile=True), CPU)
+    assert isinstance(gather, Gather)
+    program, packed = gather._program(batch(), subnetwork), pack(subnetwork, torch.float64)
+    assert isinstance(program, execution._Program)
+    before = counters["stats"]["unique_graphs"]
+    program.warm_up(batch(), packed)
+    after = counters["stats"]["unique_graphs"]
+    program(batch(), packed)
+    assert counters["stats"]["unique_graphs"] == after > before
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_forms_that_do_not_fit_together_are_refused() -> None:

@@ -207,13 +207,28 @@ class _Program:
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
-        loss = self.forward(batch, self._blocks, unpack(packed, self._sign))
-        matrices, vectors = self.parameters
+        return self._run(batch, self._blocks, unpack(packed, self._sign), self.parameters)
+
+    def warm_up(self, batch: Batch, packed: Packed) -> None:
+        """Compile and set up all that a call needs, in little memory: one block of each kind stands for the others."""
+        kinds = {
+            (given.heads_H is None or len(given.heads_H), given.parts_P is None or len(given.parts_P)): (block, given)
+            for block, given in zip(self._blocks, unpack(packed, self._sign), strict=True)
+        }
+        blocks, inputs = [block for block, _ in kinds.values()], [given for _, given in kinds.values()]
+        for _ in range(WARM_UP):
+            self._run(batch, blocks, inputs, _parameters(blocks))
+
+    def _run(
+        self, batch: Batch, blocks: Sequence[nn.Module], inputs: Iterable[BlockInputs], parameters: _Parameters
+    ) -> tuple[Tensor, list[Tensor]]:
+        loss = self.forward(batch, blocks, inputs)
+        matrices, vectors = parameters
         gradients = list(torch.autograd.grad(loss, [*self._shared, *matrices, *vectors]))
         if self._wide:
-            here = slice(len(self._shared), len(self._shared) + len(matrices))
-            torch._foreach_copy_(self._wide, gradients[here])
-            gradients[here] = self._wide
+            here, wide = slice(len(self._shared), len(self._shared) + len(matrices)), self._wide[: len(matrices)]
+            torch._foreach_copy_(wide, gradients[here])
+            gradients[here] = wide
         return loss.detach(), gradients
 
 
@@ -236,8 +251,7 @@ class _Graph:
         random = torch.cuda.get_rng_state(device)  # the first replay draws what any other would
         memory.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(memory.stream):
-            for _ in range(WARM_UP):
-                program(self._batch, self._packed)
+            program.warm_up(self._batch, self._packed)
         torch.cuda.current_stream(device).wait_stream(memory.stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=memory.pool, stream=memory.stream):

@@ -5,7 +5,7 @@ additions: the same inputs give the same bits.
 """
 
 from raptr.models.kernels.attention import SHORT, attention
-from raptr.models.kernels.cross_entropy import VOCABULARY, linear_cross_entropy
+from raptr.models.kernels.cross_entropy import linear_cross_entropy
 from raptr.models.kernels.residual_mlp import WIDTH, residual_mlp
 
-__all__ = ["SHORT", "VOCABULARY", "WIDTH", "attention", "linear_cross_entropy", "residual_mlp"]
+__all__ = ["SHORT", "WIDTH", "attention", "linear_cross_entropy", "residual_mlp"]

@@ -1,4 +1,4 @@
-"""The cross entropy of a linear map's scores, which reads each row of them once and writes its gradient over it.
+"""The cross entropy of a linear map's scores, which are written by the product and overwritten by their gradient.
 
 Shapes: N rows, D width, V vocabulary.
 """
@@ -9,23 +9,38 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-VOCABULARY = 1 << 16  # at most: the scores of a position lie in one program
+BLOCK = 1 << 12  # scores at a time
 
 
 @triton.jit
-def _cross_entropy(scores, labels, losses, V, share, BLOCK: tl.constexpr):
+def _cross_entropy(scores, bias, labels, losses, V, share, BLOCK: tl.constexpr):
+    """A row's loss, and its gradient written over the scores, which do not hold the bias yet.
+
+    The second reading finds the row in the cache.
+    """
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    ok, at = column < V, scores + row * V + column
-    here = column == tl.load(labels + row)
-    loaded = tl.load(at, mask=ok, other=float("-inf"))
-    x = loaded.to(tl.float32)
-    largest = tl.max(x, 0)
-    powers = tl.exp(x - largest)
-    total = tl.sum(powers, 0)
-    tl.store(losses + row, tl.log(total) + largest - tl.sum(tl.where(here, x, 0.0), 0))
-    gradient = (powers / total - tl.where(here, 1.0, 0.0)) * tl.load(share)
-    tl.store(at, gradient.to(loaded.dtype), mask=ok)
+    label, column = tl.load(labels + row), tl.arange(0, BLOCK)
+    scores += row * V
+    correct = tl.load(scores + label).to(tl.float32) + tl.load(bias + label).to(tl.float32)
+    largest, total = float("-inf"), 0.0
+    for first in range(0, V, BLOCK):
+        x = _scores(scores, bias, first + column, V)
+        larger = tl.maximum(largest, tl.max(x, 0))
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(x - larger), 0)
+        largest = larger
+    tl.store(losses + row, tl.log(total) + largest - correct)
+    rate = tl.load(share)
+    for first in range(0, V, BLOCK):
+        here = first + column
+        x = _scores(scores, bias, here, V)
+        gradient = (tl.exp(x - largest) / total - tl.where(here == label, 1.0, 0.0)) * rate
+        tl.store(scores + here, gradient.to(scores.dtype.element_ty), mask=here < V)
+
+
+@triton.jit
+def _scores(scores, bias, column, V):
+    x = tl.load(scores + column, mask=column < V, other=float("-inf")).to(tl.float32)
+    return x + tl.load(bias + column, mask=column < V, other=0.0).to(tl.float32)
 
 
 def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
@@ -36,13 +51,11 @@ def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels
 
 @triton_op("raptr::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    scores_NV = torch.addmm(bias_V.to(x_ND.dtype), x_ND, weight_VD.t())
+    scores_NV = x_ND @ weight_VD.t()
     rows, vocabulary = scores_NV.shape
     losses = scores_NV.new_empty(rows, dtype=torch.float32)
     share = torch.full((), 1 / rows, device=x_ND.device)
-    block = int(triton.next_power_of_2(vocabulary))
-    warps = min(32, max(4, block // 1024))  # 32 scores a thread stay in registers
-    wrap_triton(_cross_entropy)[(rows,)](scores_NV, labels_N, losses, vocabulary, share, block, num_warps=warps)
+    wrap_triton(_cross_entropy)[(rows,)](scores_NV, bias_V, labels_N, losses, vocabulary, share, BLOCK, num_warps=8)
     return losses.mean(), scores_NV
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.library import custom_op, triton_op, wrap_triton
 
 WIDTH = 1 << 12  # of a row that is normalised, at most
-ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile, and the rows whose sum one program makes
+ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile, and the rows whose sum one program of the activation makes
+WARPS = 1 << 11  # that share the rows of the norm's gradient: about as many as a GPU holds at a time
 
 
 @triton.jit
@@ -88,34 +89,42 @@ def _norm_forward(
 
 @triton.jit
 def _norm_backward(
-    d_normed, d_base, h, mean, rate, gain, scale, d_a, d_x, sums, N, D,
-    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    d_normed, d_base, h, mean, rate, gain, scale, d_a, d_x, sums, N, D, CHUNK,
+    SCALED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a and x (one and the same without a scale), and terms of those of gain, shift, a's and bias."""
+    """The gradients of a and x (one and the same without a scale), and terms of those of gain, shift, a's and bias.
+
+    A program goes through its rows one by one, and asks for the next before it works on one.
+    """
     column = tl.arange(0, COLUMNS)
-    g = _row(gain, column, D)
+    g = tl.load(gain + column, mask=column < D, other=0.0).to(tl.float32)
     for_gain, for_shift = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     for_a, for_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    for first in range(0, CHUNK, ROWS):
-        row = tl.program_id(0).to(tl.int64) * CHUNK + first + tl.arange(0, ROWS)
-        at, ok = row[:, None] * D + column[None, :], (row[:, None] < N) & (column[None, :] < D)
-        loaded = tl.load(d_normed + at, mask=ok, other=0.0)
-        d_n, d_b = loaded.to(tl.float32), tl.load(d_base + at, mask=ok, other=0.0).to(tl.float32)
-        both = tl.load(h + at, mask=ok, other=0.0).to(tl.float32)
-        middle = tl.load(mean + row, mask=row < N, other=0.0)
-        inverse = tl.load(rate + row, mask=row < N, other=0.0)
-        unit = (both - middle[:, None]) * inverse[:, None]
+    start = tl.program_id(0) * CHUNK
+    stop = tl.minimum(start + CHUNK, N)
+    at = start.to(tl.int64) * D + column
+    ok = (column < D) & (start < stop)
+    next_n, next_b = tl.load(d_normed + at, mask=ok, other=0.0), tl.load(d_base + at, mask=ok, other=0.0)
+    next_h = tl.load(h + at, mask=ok, other=0.0)
+    for row in range(start, stop):
+        d_n, d_b, both = next_n.to(tl.float32), next_b.to(tl.float32), next_h.to(tl.float32)
+        ok = (column < D) & (row + 1 < stop)
+        next_n, next_b = tl.load(d_normed + at + D, mask=ok, other=0.0), tl.load(d_base + at + D, mask=ok, other=0.0)
+        next_h = tl.load(h + at + D, mask=ok, other=0.0)
+        inverse = tl.load(rate + row)
+        unit = (both - tl.load(mean + row)) * inverse
         d = d_n * g
-        d = (d - tl.sum(d, 1)[:, None] / D - unit * (tl.sum(d * unit, 1)[:, None] / D)) * inverse[:, None]
-        for_gain += tl.sum(d_n * unit, 0)
-        for_shift += tl.sum(d_n, 0)
-        for_bias += tl.sum(d_b, 0)
+        d = (d - tl.sum(d, 0) / D - unit * (tl.sum(d * unit, 0) / D)) * inverse
+        for_gain += d_n * unit
+        for_shift += d_n
+        for_bias += d_b
         if SCALED:
-            tl.store(d_x + at, (d + d_b).to(loaded.dtype), mask=ok)
+            tl.store(d_x + at, (d + d_b).to(next_h.dtype), mask=column < D)
             d_b *= tl.load(scale)
         d += d_b
-        for_a += tl.sum(d, 0)
-        tl.store(d_a + at, d.to(loaded.dtype), mask=ok)
+        for_a += d
+        tl.store(d_a + at, d.to(next_h.dtype), mask=column < D)
+        at += D
     sums += tl.program_id(0) * 4 * D + column
     tl.store(sums, for_gain, mask=column < D)
     tl.store(sums + D, for_shift, mask=column < D)
@@ -207,11 +216,13 @@ def _norm_gradient(
     rows, width = h_ND.shape
     d_a = torch.empty_like(h_ND)
     d_x = torch.empty_like(h_ND if scale is not None else gain_D)
-    columns, chunks = int(triton.next_power_of_2(width)), triton.cdiv(rows, CHUNK)
-    terms = h_ND.new_empty((chunks, 4, width), dtype=torch.float32)
-    wrap_triton(_norm_backward)[(chunks,)](
+    columns = int(triton.next_power_of_2(width))
+    warps = min(16, max(1, columns // 256))
+    programs = WARPS // warps
+    terms = h_ND.new_empty((programs, 4, width), dtype=torch.float32)
+    wrap_triton(_norm_backward)[(programs,)](
         d_normed, d_base, h_ND, mean_N, rate_N, gain_D, gain_D if scale is None else scale, d_a, d_x, terms,
-        rows, width, scale is not None, _tall(columns), columns, CHUNK, num_warps=4,
+        rows, width, triton.cdiv(rows, programs), scale is not None, columns, num_warps=warps,
     )  # fmt: skip
     return d_a, d_x, terms.sum(0)
 
