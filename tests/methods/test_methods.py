@@ -40,8 +40,8 @@ def test_raptr_sizes_by_stage() -> None:
 
 
 def test_raptr_scales() -> None:
-    root, plain = make("raptr").subnetwork(0), make("raptr", scaling="none").subnetwork(0)
-    linear = make("raptr", scaling="linear").subnetwork(0)
+    root, linear = (make("raptr", scaling=scaling).subnetwork(0) for scaling in ("sqrt", "linear"))
+    plain = make("raptr").subnetwork(0)
     assert root.kept == plain.kept == linear.kept == (0, 2, 3, 4, 10, 11)
     assert [root.scales[i] for i in root.kept] == [2**0.5, 1, 1, 6**0.5, 1, 1]
     assert [plain.scales[i] for i in root.kept] == [1] * 6
@@ -49,7 +49,7 @@ def test_raptr_scales() -> None:
 
 
 def test_raptr_without_scaling_is_judged_under_keep_probabilities() -> None:
-    method = make("raptr", scaling="none")
+    method = make("raptr")
     assert method.evaluated(0).scales == (1.0, *[0.4] * 10, 1.0)
     assert method.evaluated(250).scales == (1.0, *[0.4] * 10, 1.0)  # 250 steps done: stage 1 was trained
     assert method.evaluated(251).scales == (1.0, *[0.6] * 10, 1.0)

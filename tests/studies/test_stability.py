@@ -36,7 +36,7 @@ def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path
     config = Config.read(
         {
             "model": {"size": "tiny", "layers": LAYERS, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
-            "method": {"name": "raptr", "schedule": "3-4", "average": 3.25, "fixed": []},
+            "method": {"name": "raptr", "schedule": "3-4", "average": 3.25, "fixed": [], "scaling": "sqrt"},
             "data": {"source": str(store.path), "length": LENGTH, "vocabulary": SIZE},
             "optimizer": {"peak": 0.01, "warmup": 3},
             "train": {"steps": 8, "batch": 4, "eval_samples": 8, "device": "cpu"},

@@ -30,7 +30,7 @@ def settings(store: TokenStore, method: dict[str, Any] | None = None) -> Config:
     return Config.read(
         {
             "model": {"size": "tiny", "layers": LAYERS, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
-            "method": method or {"name": "raptr"},
+            "method": method or {"name": "raptr", "scaling": "sqrt"},
             "data": {"source": str(store.path), "length": LENGTH, "vocabulary": 600},
             "optimizer": {"peak": 0.01, "warmup": 3},
             "train": {"steps": STEPS, "batch": 4, "eval_samples": 8, "checkpoint_every": 4, "device": "cpu"},
@@ -170,12 +170,12 @@ def test_spread_takes_the_first_the_last_and_even_gaps() -> None:
 
 
 def test_scales_that_no_stock_model_has(store: TokenStore) -> None:
-    config = settings(store, {"name": "raptr", "scaling": "none", "schedule": "3-6"})
+    config = settings(store, {"name": "raptr", "schedule": "3-6"})
     method = config.make_method(config.model.build(600, LENGTH))
     assert judged(method, STEPS) == Subnetwork.full(LAYERS)
     with pytest.raises(ValueError, match=r"after 2 of 8 steps method raptr multiplies whole layers by 0\.25, which"):
         judged(method, 2)
-    config = settings(store, {"name": "raptr", "scaling": "none", "scaled": "branches", "schedule": "3-6"})
+    config = settings(store, {"name": "raptr", "scaled": "branches", "schedule": "3-6"})
     assert judged(config.make_method(config.model.build(600, LENGTH)), 2).scales[1] == 0.25
 
 

@@ -6,8 +6,8 @@ Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always 
 layer, alone or together with depth: the paper leaves the combination open.
 
 Deviations: exactly k layers by default, as the paper implements it, Bernoulli on request, as it defines it.
-With `scaling="none"` evaluation multiplies a layer by its keep probability p, as stochastic depth does; the
-paper's text says 1/p.
+No scaling by default, where the paper takes the square root. Without it evaluation multiplies a layer by its keep
+probability p, as stochastic depth does; the paper's text says 1/p.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class RaPTr(Method):
     fixed: Fixed = (1, -1)
     selection: Selection = "exact"
     groups: int = 1
-    scaling: Scaling = "sqrt"
+    scaling: Scaling = "none"  # as measured (docs/results/choices.md); the paper takes the square root
     scaled: Scaled = "layer"
     heads: str | None = None  # heads run in each stage, such as 6-8-10-12; None: all
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all

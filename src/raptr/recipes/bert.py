@@ -33,13 +33,13 @@ def bert_mini() -> Recipe:
 
 
 def bert_base() -> Recipe:
-    """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, idle parameters get zero gradients.
+    """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, square-root scaling, idle parameters get zeros.
 
     Command: raptr pretrain bert-base
     """
     return {
         "model": {"size": "base", "dropout": 0.1},
-        "method": {"name": "raptr", "schedule": "6-8-10-12", "lengths": "equal"},
+        "method": {"name": "raptr", "schedule": "6-8-10-12", "lengths": "equal", "scaling": "sqrt"},
         "data": {"vocabulary": 30_000, "length": 128},
         "optimizer": {"peak": 1e-4, "warmup": 10_000, "idle": "zero"},
         "train": {"steps": 675_000, "batch": 256, "eval_samples": 4096},
@@ -47,13 +47,13 @@ def bert_base() -> Recipe:
 
 
 def bert_large() -> Recipe:
-    """The paper's BERT-Large: 625k steps, batch 512, 6-12-18-24 Equal, idle parameters get zero gradients.
+    """The paper's BERT-Large: 625k steps, batch 512, 6-12-18-24 Equal, square-root scaling, idle parameters get zeros.
 
     Command: raptr pretrain bert-large
     """
     return {
         "model": {"size": "large", "dropout": 0.1},
-        "method": {"name": "raptr", "schedule": "6-12-18-24", "lengths": "equal"},
+        "method": {"name": "raptr", "schedule": "6-12-18-24", "lengths": "equal", "scaling": "sqrt"},
         "data": {"vocabulary": 30_000, "length": 128},
         "optimizer": {"peak": 1e-4, "warmup": 10_000, "idle": "zero"},
         "train": {"steps": 625_000, "batch": 512, "accumulate": 2, "eval_samples": 4096},
