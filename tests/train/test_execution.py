@@ -223,7 +223,7 @@ def test_attention_kernel(length: int) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("shape", [(77, 48, 32, 300), (256, 768, 768, 3072)])
+@pytest.mark.parametrize("shape", [(77, 48, 32, 300), (256, 768, 768, 3072), (5000, 768, 64, 128)])
 def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> None:
     from raptr.models import kernels
 
@@ -258,14 +258,15 @@ def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> 
 
 
 @on_gpu
-def test_cross_entropy_kernel() -> None:
+@pytest.mark.parametrize("vocabulary", [1000, 9001, 70_000])
+def test_cross_entropy_kernel(vocabulary: int) -> None:
     from raptr.models import kernels
 
     torch.manual_seed(0)
     x = torch.randn(77, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    bias = torch.randn(1000, device="cuda", requires_grad=True)
-    labels = torch.randint(0, 1000, (77,), device="cuda")
+    weight = torch.randn(vocabulary, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.randn(vocabulary, device="cuda", requires_grad=True)
+    labels = torch.randint(0, vocabulary, (77,), device="cuda")
     wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
     expected = F.cross_entropy(F.linear(*wide), labels) / 4
     expected.backward()  # type: ignore[no-untyped-call]

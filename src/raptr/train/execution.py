@@ -27,7 +27,7 @@ from raptr.models.inputs import BlockInputs, Packed, Signature, pack, signature,
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import TrainSettings
 
-WARM_UP = 2  # runs before a graph is captured: compilation, and what libraries set up on first use
+WARM_UP = 2  # runs of each block before a graph is captured: compilation, and what libraries set up on first use
 VERSIONS = 64  # of a compiled block at most: one for each kind of subnetwork in a plan (torch's own limit is 8)
 
 
@@ -146,15 +146,18 @@ class Gather(Execution):
 
     def _captured(self, program: "_Program", batch: Batch, subnetwork: Subnetwork) -> "_Graph":
         packed = self._forward.pack(subnetwork)
+        self._memory = self._memory or _GraphMemory(self._forward.device)
         try:
-            self._memory = self._memory or _GraphMemory(self._forward.device)
             return _Graph(program, batch, packed, self._memory)
-        except torch.OutOfMemoryError:  # graphs of earlier stages hold memory that nothing else can use
-            self._programs.clear()
-            self._memory = None
-            torch.cuda.empty_cache()
-            self._memory = _GraphMemory(self._forward.device)
-            return _Graph(program, batch, packed, self._memory)
+        except RuntimeError:  # out of memory, or what the end of a capture makes of it
+            if not self._programs:
+                raise
+        # Graphs of earlier stages hold memory that nothing else can use; what was tried is let go of by now.
+        self._programs.clear()
+        self._memory = None
+        torch.cuda.empty_cache()
+        self._memory = _GraphMemory(self._forward.device)
+        return _Graph(program, batch, packed, self._memory)
 
     def _first_slots(self, size: int) -> list["_Slot"]:
         """The first `size` slots, whatever they hold."""
@@ -210,14 +213,11 @@ class _Program:
         return self._run(batch, self._blocks, unpack(packed, self._sign), self.parameters)
 
     def warm_up(self, batch: Batch, packed: Packed) -> None:
-        """Compile and set up all that a call needs, in little memory: one block of each kind stands for the others."""
-        kinds = {
-            (given.heads_H is None or len(given.heads_H), given.parts_P is None or len(given.parts_P)): (block, given)
-            for block, given in zip(self._blocks, unpack(packed, self._sign), strict=True)
-        }
-        blocks, inputs = [block for block, _ in kinds.values()], [given for _, given in kinds.values()]
-        for _ in range(WARM_UP):
-            self._run(batch, blocks, inputs, _parameters(blocks))
+        """Compile, load and set up all that a call needs, in little memory: one block at a time."""
+        inputs = list(unpack(packed, self._sign))
+        alone = [slice(place, place + 1) for place in range(len(inputs))] or [slice(0)]
+        for here in WARM_UP * alone:
+            self._run(batch, self._blocks[here], inputs[here], _parameters(self._blocks[here]))
 
     def _run(
         self, batch: Batch, blocks: Sequence[nn.Module], inputs: Iterable[BlockInputs], parameters: _Parameters
@@ -249,14 +249,16 @@ class _Graph:
         device, self.parameters = program.forward.device, program.parameters
         self._batch, self._packed = batch.to(device), packed.to(device)
         random = torch.cuda.get_rng_state(device)  # the first replay draws what any other would
-        memory.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(memory.stream):
-            program.warm_up(self._batch, self._packed)
-        torch.cuda.current_stream(device).wait_stream(memory.stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory.pool, stream=memory.stream):
-            self._loss, self._gradients = program(self._batch, self._packed)
-        torch.cuda.set_rng_state(random, device)
+        try:
+            memory.stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(memory.stream):
+                program.warm_up(self._batch, self._packed)
+            torch.cuda.current_stream(device).wait_stream(memory.stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=memory.pool, stream=memory.stream):
+                self._loss, self._gradients = program(self._batch, self._packed)
+        finally:
+            torch.cuda.set_rng_state(random, device)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients, which the next call writes over."""

@@ -14,10 +14,7 @@ BLOCK = 1 << 12  # scores at a time
 
 @triton.jit
 def _cross_entropy(scores, bias, labels, losses, V, share, BLOCK: tl.constexpr):
-    """A row's loss, and its gradient written over the scores, which do not hold the bias yet.
-
-    The second reading finds the row in the cache.
-    """
+    """A row's loss, and its gradient written over the scores, which do not hold the bias yet; read twice."""
     row = tl.program_id(0).to(tl.int64)
     label, column = tl.load(labels + row), tl.arange(0, BLOCK)
     scores += row * V
@@ -44,7 +41,10 @@ def _scores(scores, bias, column, V):
 
 
 def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
-    """The mean cross entropy of the scores x·weight + bias; x and weight in the same half precision."""
+    """The mean cross entropy of the scores x·weight + bias; x and weight in the same half precision.
+
+    Labels lie within the vocabulary: none is left out.
+    """
     loss: Tensor = _linear_cross_entropy(x_ND, weight_VD, bias_V, labels_N)[0]
     return loss
 

@@ -14,7 +14,7 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 WIDTH = 1 << 12  # of a row that is normalised, at most
 ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile, and the rows whose sum one program of the activation makes
-WARPS = 1 << 11  # that share the rows of the norm's gradient: about as many as a GPU holds at a time
+WARPS = 1 << 11  # that share the rows of the norm's gradient: enough to fill a large GPU at 128 registers a thread
 
 
 @triton.jit
@@ -89,19 +89,19 @@ def _norm_forward(
 
 @triton.jit
 def _norm_backward(
-    d_normed, d_base, h, mean, rate, gain, scale, d_a, d_x, sums, N, D, CHUNK,
+    d_normed, d_base, h, mean, rate, gain, scale, d_a, d_x, sums, N, D, SHARE,
     SCALED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a and x (one and the same without a scale), and terms of those of gain, shift, a's and bias.
 
-    A program goes through its rows one by one, and asks for the next before it works on one.
+    A program goes through its share of the rows one by one, and asks for the next before it works on one.
     """
     column = tl.arange(0, COLUMNS)
     g = tl.load(gain + column, mask=column < D, other=0.0).to(tl.float32)
     for_gain, for_shift = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     for_a, for_bias = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    start = tl.program_id(0) * CHUNK
-    stop = tl.minimum(start + CHUNK, N)
+    start = tl.program_id(0) * SHARE
+    stop = tl.minimum(start + SHARE, N)
     at = start.to(tl.int64) * D + column
     ok = (column < D) & (start < stop)
     next_n, next_b = tl.load(d_normed + at, mask=ok, other=0.0), tl.load(d_base + at, mask=ok, other=0.0)
