@@ -56,7 +56,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Any other setting, such as method.scaling=none or optimizer.idle=zero; repeatable.",
+        help="Any other setting, such as method.scaling=sqrt or optimizer.idle=zero; repeatable.",
     ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
@@ -261,6 +261,9 @@ def compare(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the last checkpoint of every run, which is dropped otherwise.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at once, for models too small to fill a GPU; no times are given then.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and their FLOPs, train nothing.")] = False,
 ) -> None:
     """Compare training methods on equal terms: the same data order, seeds and learning-rate grid, equal steps or FLOPs.
@@ -275,7 +278,7 @@ def compare(
         return
     console = Console(stderr=True)
     folder = out or Path("runs") / file.stem
-    done = run_comparison(given, folder, device=device, keep_models=keep_models, console=console)
+    done = run_comparison(given, folder, device=device, keep_models=keep_models, jobs=jobs, console=console)
     if done.table is not None:
         Console().print(done.table)
         for kind in ("md", "json", "png"):
@@ -336,7 +339,7 @@ def _resolve(
     for entry in sets:
         name, separator, text = entry.partition("=")
         if not separator or name.count(".") != 1:
-            raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=none")
+            raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
         given = {**given, name: yaml.safe_load(text)}
     for name, value in given.items():
         if value is not None:

@@ -3,7 +3,9 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
+from raptr.train.safety import locked
 
 QUIET = Console(quiet=True)
 RUNS = 8  # of the comparison below: 2 seeds, 2 learning rates, full and reduced full; raptr at one
@@ -298,3 +301,65 @@ def test_the_command(
     file.write_text("entries: {raptr: {name: rapter}}\nsettings: {train: {steps: 8}}")
     assert call(monkeypatch, "compare", "small.yaml") == 2
     assert "raptr: entries.raptr: method is 'rapter'; did you mean 'raptr'?" in capsys.readouterr().err
+
+
+def test_several_at_once_come_to_the_same_numbers(store: TokenStore, whole: Path, tmp_path: Path) -> None:
+    done = compare(asked(store), tmp_path, jobs=2, console=QUIET)
+    assert (done.finished, done.stopped) == (RUNS, False)
+    assert numbers(tmp_path) == numbers(whole)
+    found = json.loads((tmp_path / "compare.json").read_text())
+    assert {run["seconds"] for run in found["runs"]} == {None}
+    page = (tmp_path / "compare.md").read_text()
+    assert "runs were made several at once, so no times are given" in page
+    assert "| time |" not in page
+    assert "| time |" in (whole / "compare.md").read_text()
+    with pytest.raises(ValueError, match="jobs is 0; 1 or more are allowed"):
+        compare(asked(store), tmp_path, jobs=0, console=QUIET)
+
+
+def test_several_at_once_save_when_the_parent_is_asked_to_stop_or_is_gone(store: TokenStore, tmp_path: Path) -> None:
+    spec = asked(store, seeds=[0])
+    spec["settings"]["train"] |= {"steps": 10**6, "checkpoint_every": 10**6}
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump(spec))
+    command = [sys.executable, "-m", "raptr", "compare", "long.yaml", "--out", "out", "--jobs", "2"]
+    runs = [tmp_path / "out" / "runs" / name for name in ("full-peak0.01-seed0", "full-reduced-peak0.01-seed0")]
+    for number, code in ((signal.SIGTERM, 3), (signal.SIGKILL, -signal.SIGKILL)):
+        before = [saved(run) for run in runs]
+        with (tmp_path / "said").open("w") as said:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+        until(lambda: all(trained(run) > step for run, step in zip(runs, before, strict=True)))  # noqa: B023
+        process.send_signal(number)
+        assert process.wait(60) == code
+        until(lambda: all(map(is_free, runs)))
+        assert [after > step for after, step in zip(map(saved, runs), before, strict=True)] == [True, True]
+        assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [run.name for run in runs]
+        assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait, for a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def trained(run: Path) -> int:
+    """The last step that a run recorded."""
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def saved(run: Path) -> int:
+    """The step of a run's last checkpoint."""
+    return max(checkpoint.steps(run / "checkpoints"), default=0)
+
+
+def is_free(run: Path) -> bool:
+    """Whether no process holds a run."""
+    try:
+        with locked(run):
+            return True
+    except ValueError:
+        return False

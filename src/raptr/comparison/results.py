@@ -13,7 +13,7 @@ from rich.console import Group
 from raptr.comparison.plot import draw
 from raptr.comparison.run import RUNS, read_outcome
 from raptr.comparison.spec import FULL, REDUCED, Comparison, PlannedRun
-from raptr.comparison.table import Outcome, Row, finals, markdown, notes, plain, rich_table, rows
+from raptr.comparison.table import Outcome, Row, finals, markdown, notes, plain, rich_table, rows, timed
 from raptr.report.plots import save
 from raptr.report.runs import Run, read_run
 from raptr.train.run import write_file
@@ -67,7 +67,7 @@ def read_finished(comparison: Comparison, out: Path) -> list[tuple[PlannedRun, R
         known = read_outcome(folder)
         if known is not None:
             run = read_run(folder)
-            found.append((planned, run, _outcome(planned, run, known["diverged"])))
+            found.append((planned, run, _outcome(planned, run, known)))
     return found
 
 
@@ -87,8 +87,8 @@ def budget(comparison: Comparison) -> str:
     return f"{said}. {decay}"
 
 
-def _outcome(planned: PlannedRun, run: Run, diverged: int | None) -> Outcome:
-    final = run.evals[-1]
+def _outcome(planned: PlannedRun, run: Run, known: Mapping[str, Any]) -> Outcome:
+    final, diverged = run.evals[-1], known["diverged"]
     if diverged is None and not math.isfinite(final.loss):
         diverged = final.step
     return Outcome(
@@ -99,7 +99,7 @@ def _outcome(planned: PlannedRun, run: Run, diverged: int | None) -> Outcome:
         loss=None if diverged is not None else final.loss,
         diverged=diverged,
         flops=run.last.flops,
-        seconds=run.last.seconds,
+        seconds=run.last.seconds if known.get("jobs", 1) == 1 else None,
         curve=tuple((record.step, record.flops, record.loss) for record in run.evals),
     )
 
@@ -111,7 +111,8 @@ def _title(comparison: Comparison, finished: int) -> str:
 
 def _page(comparison: Comparison, table: list[Row], finished: int, environments: list[Mapping[str, Any]]) -> str:
     parts = [f"# Comparison: {_title(comparison, finished)}", budget(comparison)]
-    parts.append("FLOPs are the whole model's, relative to full training over all its steps; times are training alone.")
+    times = "times are training alone" if timed(table) else "runs were made several at once, so no times are given"
+    parts.append(f"FLOPs are the whole model's, relative to full training over all its steps; {times}.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
     parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
     if len(table) > len(finals(table)):

@@ -31,7 +31,7 @@ class Outcome:
     loss: float | None
     diverged: int | None
     flops: float
-    seconds: float
+    seconds: float | None  # None: others ran beside it
     curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
 
 
@@ -158,7 +158,8 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
 
 def notes(table: Sequence[Row]) -> list[str]:
     """What a reader of the table must know about its marks."""
-    said = ["± is the standard error over the seeds; differences are paired by seed; ratio is that of times to full's."]
+    ratio = "; ratio is that of times to full's" if timed(table) else ""
+    said = [f"± is the standard error over the seeds; differences are paired by seed{ratio}."]
     if any(row.edge for row in table):
         said.append("Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss.")
     for row in table:
@@ -166,6 +167,11 @@ def notes(table: Sequence[Row]) -> list[str]:
         if steps:
             said.append(f"Diverged: {row.label} at peak {row.peak:g}, {steps}.")
     return said
+
+
+def timed(table: Sequence[Row]) -> bool:
+    """Whether any run had the machine to itself, so that its time says something."""
+    return any(row.seconds is not None for row in table)
 
 
 def finals(table: Sequence[Row]) -> list[Row]:
@@ -191,6 +197,7 @@ def _columns(table: Sequence[Row]) -> list[_Column]:
         _Column("ratio", lambda row: _fixed(row.relative_time, 2)),
     ]
     unused = set() if any(row.to_reduced for row in table) else {"to reduced"}
+    unused |= set() if timed(table) else {"time", "ratio"}
     return [column for column in columns if column.heading not in unused]
 
 
@@ -199,7 +206,7 @@ def _at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
 
 
 def _seconds(runs: Iterable[Outcome]) -> float | None:
-    return _average(run.seconds for run in runs if run.loss is not None)
+    return _average(run.seconds for run in runs if run.loss is not None and run.seconds is not None)
 
 
 def _average(values: Iterable[float]) -> float | None:
