@@ -53,7 +53,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     ("raptr", {"scaling": "sqrt"}, {"optimizer": {"idle": "zero"}}),
     ("raptr", {"selection": "bernoulli", "fixed": []}, {"train": {"accumulate": 2}}),
     ("raptr", {"full_start": 2}, {"model": {"dropout": 0.1}, "train": {"accumulate": 4}}),
-    ("raptr", {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4"}, {"optimizer": {"idle": "zero"}}),
+    (
+        "raptr",
+        {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4", "scaling": "sqrt"},
+        {"optimizer": {"idle": "zero"}},
+    ),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
 ]
 
