@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console, Group
@@ -34,6 +34,9 @@ from raptr.train.config import differences
 from raptr.train.loop import open_data, pretrain
 from raptr.train.run import RunFolder, write_file
 from raptr.train.safety import Diverged, StopRequest, locked
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Lock as SharedLock
 
 RUNS = "runs"
 OUTCOME = "outcome.json"
@@ -148,12 +151,14 @@ def _one_by_one(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> 
 
 def _at_once(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> Iterator[_Task]:
     """Make the runs in several processes until asked to stop; gives each that was made."""
-    jobs = tasks[0].jobs if tasks else 1
+    if not tasks:
+        return
+    jobs, device = tasks[0].jobs, tasks[0].run.config.train.resolve_device()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     ear, mouth = context.Pipe(duplex=False)
-    threads = max(1, torch.get_num_threads() // jobs)
+    given = (ear, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
     with (
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(ear, threads)) as pool,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given) as pool,
         Progress(console=console) as bar,
     ):
         shown = bar.add_task("runs", total=len(tasks))
@@ -182,9 +187,11 @@ def _at_once(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> Ite
 _asked, _busy = StopRequest(), Lock()  # of a process that makes runs for another
 
 
-def _start(ear: Connection, threads: int) -> None:
+def _start(ear: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
     torch.set_num_threads(threads)
     Thread(target=_listen, args=(ear,), daemon=True).start()
+    with turn:
+        torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
 
 
 def _listen(ear: Connection) -> None:
