@@ -119,5 +119,6 @@ def _too_few(name: str, count: Count) -> str:
     broken = f" beside {count.broken} broken ones ({count.problem})" if count.broken else ""
     return (
         f"domain {name}: documents: {found} were found{broken}; at least 2 that differ are needed, "
-        "one to train on and one to hold out"
+        "one to train on and one to hold out (a text file is one document: split it, give jsonl, or name text to hold "
+        "out with --valid)"
     )
