@@ -1,6 +1,6 @@
 """Both forms compute the same; compiled code is compiled once for a stage; a GPU's kernels compute what torch does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from raptr.data.batch import Batch
 from raptr.methods import make_method
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.fused import KERNELS
-from raptr.models.inputs import pack
+from raptr.models.inputs import BlockInputs, pack
 from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings
@@ -119,6 +119,23 @@ def test_graphs_of_earlier_stages_make_room(monkeypatch: pytest.MonkeyPatch) -> 
     assert tried[2] is not tried[0]
 
 
+def test_a_graph_that_nothing_can_make_room_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def graph(*given: object) -> None:
+        tried.append(given)
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(execution, "_Graph", graph)
+    monkeypatch.setattr(execution, "_GraphMemory", lambda device: object())
+    gather = make_execution(bert(), settings(execution="gather"), CPU)
+    assert isinstance(gather, Gather)
+    gather._forward.device = torch.device("cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        gather._program(batch(), SUBNETWORKS["full"])
+    assert len(tried) == 1
+
+
 def test_recomputation_changes_nothing() -> None:
     model, part = bert(), SUBNETWORKS["depth"]
     loss, expected = gradients(model, make_execution(model, settings(), CPU), part, 1)
@@ -173,6 +190,25 @@ def test_warming_up_compiles_all_that_a_graph_will_need(name: str) -> None:
     program(batch(), packed)
     assert counters["stats"]["unique_graphs"] == after > before
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_warming_up_goes_through_the_blocks_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subnetwork = SUBNETWORKS[name]
+    gather = make_execution(bert(), settings(execution="gather"), CPU)
+    assert isinstance(gather, Gather)
+    program = gather._program(batch(), subnetwork)
+    assert isinstance(program, execution._Program)
+    forward, seen = program.forward, []
+
+    def watched(batch: Batch, blocks: Sequence[nn.Module], inputs: Iterable[BlockInputs]) -> Tensor:
+        seen.append(list(blocks))
+        return forward(batch, blocks, inputs)
+
+    monkeypatch.setattr(program, "forward", watched)
+    program.warm_up(batch(), pack(subnetwork, torch.float64))
+    assert max(map(len, seen)) == min(1, subnetwork.size)  # memory for one
+    assert {id(block) for blocks in seen for block in blocks} == {id(block) for block in program._blocks}
 
 
 def test_forms_that_do_not_fit_together_are_refused() -> None:
@@ -264,7 +300,7 @@ def test_cross_entropy_kernel(vocabulary: int) -> None:
 
     torch.manual_seed(0)
     x = torch.randn(77, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = torch.randn(vocabulary, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(vocabulary, 64, device="cuda") / 2).bfloat16().requires_grad_()  # scores round to 0.06
     bias = torch.randn(vocabulary, device="cuda", requires_grad=True)
     labels = torch.randint(0, vocabulary, (77,), device="cuda")
     wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
