@@ -78,11 +78,12 @@ class Bench:
         self.ways: dict[str, Callable[[], None]] = {}
 
     def trainer(self, method: str, execution: str, *, layers: int | None = None, idle: str = "skip") -> Trainer:
-        """A run in memory."""
+        """A run in memory; RaPTr's with scales, which cost more than none."""
+        scaling = {"scaling": "sqrt"} if method == "raptr" else {}
         config = Config.read(
             {
                 "model": {"size": self.case.size, "layers": layers},
-                "method": {"name": method, **({"scaling": "sqrt"} if method == "raptr" else {})},  # it costs something
+                "method": {"name": method, **scaling},
                 "data": {"length": self.case.length, "vocabulary": self.store.vocabulary.size},
                 "optimizer": {"warmup": 1000, "peak": 1e-4, "idle": idle},
                 "train": {"steps": FOREVER, "batch": self.case.batch, "execution": execution},
