@@ -42,7 +42,7 @@ def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
         {
             "model": {"size": "tiny", "layers": layers},
             "method": method,
-            "data": {"vocabulary": 2048, "length": 64},
+            "data": {"source": "builtin", "vocabulary": 2048, "length": 64},
             "optimizer": {"peak": 1e-3, "warmup": 40},
             "train": {"steps": STEPS, "batch": 16, "eval_samples": 256, "seed": seed, "device": "cpu"},
         }

@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_never_loaded(tmp_path: Path, data: st.DataObjec
     same = before == {path: path.read_bytes() for path in (folder / "step-10").iterdir()}
     if same:
         return
-    with pytest.warns(UserWarning, match="step-10 .* is damaged .* step-5 is used instead"):
+    with pytest.warns(UserWarning, match=r"step-10 .*damaged.*step-5"):
         found = checkpoint.load_latest(folder)
     assert found is not None
     into = {"w": torch.zeros(4)}

@@ -27,7 +27,7 @@ from raptr.recipes import RECIPES
 from raptr.report import write_report
 from raptr.settings import load_yaml, nearest
 from raptr.studies import STUDIES, conduct, study_stability
-from raptr.train.config import Config
+from raptr.train.config import BUILTIN, DIMENSIONS, Config
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.plan import plan as make_plan
 from raptr.train.safety import Diverged
@@ -120,6 +120,8 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"until is {until}; a whole number from 1 on is allowed")
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
+    if full.data.source == BUILTIN:
+        console.print("text    the Python standard library (--data FOLDER trains on yours)", highlight=False)
     result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
     if result.step < full.train.steps:
         how = "the same command" if result.stopped else "without --until the same command"
@@ -333,19 +335,34 @@ def _resolve(
         merged = dict(RECIPES[recipe]())
     for section, values in _read_file(file).items() if file else ():
         replaced = section == "method" and "name" in values  # another method's settings do not carry over
-        merged[section] = values if replaced else {**merged.get(section, {}), **values}
+        merged[section] = values if replaced else {**_kept(merged.get(section, {}), values), **values}
     if method is not None and method != merged.get("method", {}).get("name"):
         merged["method"] = {"name": method}
-    for entry in sets:
-        name, separator, text = entry.partition("=")
-        if not separator or name.count(".") != 1:
-            raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
-        given = {**given, name: yaml.safe_load(text)}
-    for name, value in given.items():
-        if value is not None:
-            section, key = name.split(".")
-            merged[section] = {**merged.get(section, {}), key: value}
+    options = {name: value for name, value in given.items() if value is not None}
+    options |= dict(_parse_set(entry) for entry in sets)
+    for section in dict.fromkeys(name.split(".")[0] for name in options):
+        values = {name.split(".")[1]: value for name, value in options.items() if name.split(".")[0] == section}
+        merged[section] = {**_kept(merged.get(section, {}), values), **values}
     return Config.read(merged)
+
+
+def _kept(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the model's dimensions where another size is chosen later: they are those of the old one."""
+    return {key: value for key, value in settings.items() if "size" not in later or key not in DIMENSIONS}
+
+
+def _parse_set(entry: str) -> tuple[str, Any]:
+    """The name and the value of a `--set`."""
+    name, separator, text = entry.partition("=")
+    if not separator or name.count(".") != 1:
+        raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
+    try:
+        value = load_yaml(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {name} is {text!r}, which is no YAML: {' '.join(str(error).split())}") from error
+    if value is None and text.strip().lower() not in ("null", "~"):
+        raise ValueError(f"--set {name} has no value in {entry!r}; SECTION.KEY=VALUE is allowed, null for none")
+    return name, value
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:

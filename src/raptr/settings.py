@@ -32,8 +32,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """What a YAML text says; a key that stands twice in a mapping is an error."""
-    return yaml.load(text, Loader=_Loader)
+    """What a YAML text says; a key that stands twice in a mapping is an error, and every error is a YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # values such as 2026-13-01 or !!int ''
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from error
 
 
 def read(kind: type[T], given: object, section: str = "") -> T:

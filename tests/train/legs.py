@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from raptr.data import TokenStore
+from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.loop import Result, Trainer
 from raptr.train.run import RunFolder
@@ -21,9 +22,10 @@ QUIET = Console(quiet=True)
 def leg(chosen: Config, run: Path, store: TokenStore, until: int | None = None) -> tuple[Result, dict[str, Tensor]]:
     """One start of the program: open the folder, resume, train up to `until`, or to the end."""
     folder = RunFolder(run)
-    with folder.opened(chosen), reproducible(chosen.train.deterministic):
-        trainer = Trainer(chosen, folder, store, chosen.train.resolve_device())
-        trainer.resume(QUIET)
+    with folder.opened(chosen) as settled, reproducible(chosen.train.deterministic):
+        trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
+        if (found := checkpoint.load_latest(folder.checkpoints)) is not None:
+            trainer.resume(found, QUIET)
         result = trainer.train(until or chosen.train.steps, QUIET)
     return result, snapshot(trainer)
 

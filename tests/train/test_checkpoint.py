@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,7 +131,7 @@ def test_nothing_but_tensors_is_taken(tmp_path: Path) -> None:
         save(tmp_path, 1, {"a": 3}, {}, keep=None)  # type: ignore[dict-item]
     with pytest.raises(TypeError):
         save(tmp_path, 1, {}, {"a": {1, 2}}, keep=None)
-    with pytest.raises(ValueError, match=r"^keep: 0 checkpoints; at least 1, or None to keep all$"):
+    with pytest.raises(ValueError, match=r"keep.*0"):
         save(tmp_path, 1, {}, {}, keep=0)
     assert names(tmp_path) == []
 
@@ -142,14 +143,13 @@ def test_names_shapes_and_dtypes_must_fit(tmp_path: Path) -> None:
     into = {"a": torch.zeros(2), "b": torch.zeros(2, 3), "c": torch.zeros((), dtype=torch.float64)}
     with pytest.raises(ValueError) as error:
         latest.read(into)
-    assert str(error.value) == (
-        f"checkpoint {tmp_path}/step-1 does not fit: it has b as torch.float32 (3, 2) instead of "
-        "torch.float32 (2, 3), c as torch.float32 () instead of torch.float64 ()"
-    )
+    named = [f"{tmp_path}/step-1", "b", "torch.float32 (3, 2)", "torch.float32 (2, 3)"]
+    named += ["c", "torch.float32 ()", "torch.float64 ()"]
+    assert re.search(".*".join(map(re.escape, named)), str(error.value))
     assert not into["a"].any()
-    with pytest.raises(ValueError, match=r"does not fit: it does not have d, e; it has b, c too many$"):
+    with pytest.raises(ValueError, match=r"step-1.*\bd, e\b.*\bb, c\b"):
         latest.read({"a": torch.zeros(2), "e": torch.zeros(2), "d": torch.zeros(2)})
-    with pytest.raises(ValueError, match=r"does not have n00, .*, n07 and 4 more; it has a, b, c too many$"):
+    with pytest.raises(ValueError, match=r"step-1.*n00, .*, n07 and 4 more.*\ba, b, c\b"):
         latest.read({f"n{index:02}": torch.zeros(1) for index in range(12)})
 
 
@@ -206,8 +206,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
         assert_latest(tmp_path, 5, 5)
     assert len(caught) == 1
     text = str(caught[0].message)
-    assert text.startswith(f"checkpoint step-10 in {tmp_path} is damaged (")
-    assert text.endswith("); step-5 is used instead")
+    assert re.search(rf"step-10\b.*{re.escape(str(tmp_path))}.*step-5\b", text)
     assert caught[0].filename == __file__
 
 
@@ -223,6 +222,19 @@ def test_any_changed_byte_of_the_small_files_is_seen(tmp_path: Path) -> None:
     assert checkpoint._damage(path) is None
 
 
+@pytest.mark.parametrize("text", ["3", "[]", "{", "[" * 99_999])
+def test_a_state_that_is_no_mapping_is_damage(text: str, tmp_path: Path) -> None:
+    put(tmp_path, 5, 5)
+    path = put(tmp_path, 10, 6)
+    (path / "state.json").write_text(text)
+    (path / "manifest.json").write_bytes(checkpoint._manifest(checkpoint._contents(path)))
+    with pytest.warns(UserWarning, match=r"step-10 .*state\.json.*step-5"):
+        assert_latest(tmp_path, 5, 5)
+    (path / "manifest.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"step-10 .*manifest\.json.*step-5"):
+        assert_latest(tmp_path, 5, 5)
+
+
 def test_two_damaged_are_each_reported_and_a_stray_note_is_no_damage(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         put(tmp_path, step, step)
@@ -231,12 +243,10 @@ def test_two_damaged_are_each_reported_and_a_stray_note_is_no_damage(tmp_path: P
     flip(tmp_path / "step-3" / SHARD, 100)
     with pytest.warns(UserWarning, match="damaged") as caught:
         assert_latest(tmp_path, 1, 1)
-    said = [str(warning.message).replace(str(tmp_path), "F") for warning in caught]
-    assert said == [
-        f"checkpoint step-3 in F is damaged ({SHARD} does not have the checksum in manifest.json); "
-        "step-1 is used instead",
-        "checkpoint step-2 in F is damaged (state.json is missing); step-1 is used instead",
-    ]
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 2
+    assert re.search(rf"step-3\b.*{re.escape(str(tmp_path))}.*{SHARD}.*checksum.*step-1\b", said[0])
+    assert re.search(rf"step-2\b.*{re.escape(str(tmp_path))}.*state\.json.*missing.*step-1\b", said[1])
 
 
 def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
@@ -244,10 +254,8 @@ def test_when_all_are_damaged_it_says_so(tmp_path: Path) -> None:
         (put(tmp_path, step, step) / "state.json").unlink()
     with pytest.raises(ValueError) as error:
         load_latest(tmp_path)
-    assert str(error.value) == (
-        f"every checkpoint in {tmp_path} is damaged: step-2 (state.json is missing), step-1 (state.json is "
-        "missing); restore one of them, or remove them all to start over"
-    )
+    named = [str(tmp_path), "step-2", "state.json", "step-1", "state.json"]
+    assert re.search(".*".join(map(re.escape, named)), str(error.value))
 
 
 def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
@@ -267,7 +275,7 @@ def test_damaged_later_steps_do_not_crowd_out_the_resumed_run(tmp_path: Path) ->
             (path / "state.json").unlink()
     put(tmp_path, 15, 15, keep=2)
     assert steps(tmp_path) == [10, 15, 20, 30]
-    with pytest.warns(UserWarning, match=r"step-15 is used instead"):
+    with pytest.warns(UserWarning, match=r"step-15\b"):
         assert_latest(tmp_path, 15, 15)
     put(tmp_path, 20, 20, keep=2)
     assert steps(tmp_path) == [15, 20, 30]

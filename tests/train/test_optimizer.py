@@ -34,13 +34,15 @@ def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"peak": 0.0}, "optimizer.peak is 0.0; a number above 0 is allowed"),
-        ({"peak": float("inf")}, "optimizer.peak is inf; a number above 0"),
-        ({"beta2": 1.0}, "optimizer.beta2 is 1.0; a number from 0 to below 1"),
-        ({"clip": -1.0}, "optimizer.clip is -1.0; a number from 0 on"),
-        ({"floor": 2.0}, "optimizer.floor is 2.0; a number from 0 to 1"),
-        ({"warmup": -1}, "optimizer.warmup is -1; a whole number from 0 on"),
-        ({"decay": -1}, "optimizer.decay is -1; a whole number from 0 on"),
+        ({"peak": 0.0}, r"optimizer\.peak.*0\.0"),
+        ({"peak": float("inf")}, r"optimizer\.peak.*inf"),
+        ({"peak": 1e38}, r"optimizer\.peak.*1e\+38.*3\.4e\+37"),
+        ({"peak": float("nan")}, r"optimizer\.peak.*nan"),
+        ({"beta2": 1.0}, r"optimizer\.beta2.*1\.0"),
+        ({"clip": -1.0}, r"optimizer\.clip.*-1\.0"),
+        ({"floor": 2.0}, r"optimizer\.floor.*2\.0"),
+        ({"warmup": -1}, r"optimizer\.warmup.*-1"),
+        ({"decay": -1}, r"optimizer\.decay.*-1"),
     ],
 )
 def test_refusals(settings: dict[str, Any], sentence: str) -> None:
@@ -49,9 +51,7 @@ def test_refusals(settings: dict[str, Any], sentence: str) -> None:
 
 
 def test_warm_up_and_decay_must_fit() -> None:
-    with pytest.raises(
-        ValueError, match=r"optimizer.warmup is 6 and optimizer.decay 5; together up to train.steps, 10"
-    ):
+    with pytest.raises(ValueError, match=r"optimizer\.warmup.*6.*optimizer\.decay.*5.*train\.steps.*10"):
         OptimizerSettings(warmup=6, decay=5).check_steps(10)
 
 

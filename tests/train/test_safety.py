@@ -1,7 +1,9 @@
 """Stopped, killed, crowded or starved: nothing saved is lost, and every end says why."""
 
+import errno
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from safetensors.torch import load_file
 
 from raptr.data import Document, prepare
 from raptr.train import checkpoint
-from raptr.train.safety import Diverged, FiniteCheck, StopRequest, locked
+from raptr.train.safety import Diverged, FiniteCheck, OutOfMemory, StopRequest, locked, memory_named
 
 RAPTR = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from raptr.cli import main; main()"]
 SMALL = ["--set", "model.width=16", "--set", "model.heads=4", "--set", "model.head_size=4", "--set", "model.mlp=16"]
@@ -101,7 +103,7 @@ def test_a_second_run_on_one_folder_is_refused(corpus: Path, tmp_path: Path) -> 
 
 
 def test_a_run_that_diverges_names_the_step_and_keeps_the_last_good_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    more = ["--lr", "1e38", "--set", "optimizer.warmup=20", "--set", "train.log_every=1000"]
+    more = ["--lr", "3e37", "--set", "optimizer.warmup=20", "--set", "train.log_every=1000"]
     code, said = finish(start(tmp_path / "run", corpus, *more, "--set", "train.checkpoint_every=1"))
     assert code == 1
     step = int(said.split("gradient of step ")[1].split()[0])
@@ -109,6 +111,15 @@ def test_a_run_that_diverges_names_the_step_and_keeps_the_last_good_checkpoint(c
     assert steps == [] or steps[-1] <= step
     found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert (found.step if found else 0) == step
+    assert (str(found.path) if found else "no checkpoint") in said
+
+
+def test_a_run_that_diverges_at_once_speaks_of_no_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    code, said = finish(start(tmp_path / "run", corpus, "--lr", "1e37", "--set", "optimizer.warmup=0"))
+    assert code == 1
+    assert "step 1 " in said
+    assert "no checkpoint" in said
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_a_full_disk_leaves_what_was_saved(corpus: Path, tmp_path: Path) -> None:
@@ -155,15 +166,62 @@ def test_signals_are_given_back() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_the_first_bad_step_is_remembered() -> None:
-    check = FiniteCheck(torch.device("cpu"))
+def test_the_first_bad_step_is_remembered(tmp_path: Path) -> None:
+    check = FiniteCheck(torch.device("cpu"), tmp_path)
     good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
     check.watch(3, good, good)
     check.check()
     check.watch(4, good, bad)
     check.watch(5, bad, bad)
-    with pytest.raises(Diverged, match="gradient of step 4 is not finite"):
+    with pytest.raises(Diverged, match=r"step 4 .*no checkpoint") as diverged:
         check.check()
+    assert diverged.value.step == 4
+    checkpoint.save(tmp_path, 3, {"w": good}, {"step": 3}, keep=1)
+    with pytest.raises(Diverged, match=f"step 4 .*{tmp_path}/step-3"):
+        check.check()
+
+
+CPU = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (MemoryError(), "CPU"),
+        (RuntimeError(CPU), "CPU"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "CPU"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "GPU"),
+        (RuntimeError("CUDA error: out of memory"), "GPU"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "GPU"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_lack_of_memory_names_what_to_lower_and_what_is_kept(
+    error: Exception, place: str, wrapped: bool, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        try:
+            raise error
+        except type(error):
+            if wrapped:  # as the end of a graph's capture does
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from None
+            raise
+
+    for kept in ("[Nn]o checkpoint", f"{tmp_path}/step-3"):
+        settings = r"train\.recompute.*train\.accumulate.*train\.batch.*data\.length.*model\.size"
+        with pytest.raises(OutOfMemory, match=f"{place}.*{settings}.*{kept}") as raised, memory_named(tmp_path):
+            fail()
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # from a comparison's processes
+        checkpoint.save(tmp_path, 3, {"w": torch.ones(1)}, {"step": 3}, keep=1)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mat1 and mat2 shapes"), OSError(errno.ENOSPC, "No space left"), KeyError()]
+)
+def test_other_errors_pass(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as raised, memory_named(tmp_path):
+        raise error
+    assert raised.value is error
 
 
 def test_tensorboard_holds_the_same_numbers(corpus: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class _Task:
                 return
         except Diverged as error:
             diverged = error.step
-            console.print(f"diverged: {escape(str(error))}", highlight=False)
+            console.print(f"diverged in step {diverged}", highlight=False)
         outcome = {"diverged": diverged, "data": self.data, "jobs": self.jobs}
         write_file(self.folder / OUTCOME, json.dumps(outcome) + "\n")
         if not self.keep_models:
@@ -214,8 +214,9 @@ def _refuse_other(run: PlannedRun, folder: Path, data: str) -> None:
     """Refuse a run that is there but is not the one wanted."""
     if not RunFolder(folder).config.exists():
         return
-    old, new = RunFolder(folder).read().mapping(), run.config.mapping()
-    changed = differences(old, new)
+    begun = RunFolder(folder).read()
+    old, new = begun.mapping(), run.config.following(begun).mapping()
+    changed = [f"{key}: {change}" for key, change in differences(old, new).items()]
     judged = [mapping["train"]["eval_samples"] for mapping in (old, new)]
     if judged[0] != judged[1]:  # free in a run of its own, but losses on other samples do not compare
         changed.append(f"train.eval_samples: was {judged[0]}, now {judged[1]}")

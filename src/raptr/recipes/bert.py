@@ -1,4 +1,9 @@
-"""BERT runs, complete: the small ones for two CPU cores, the paper's own for GPUs."""
+"""BERT runs, complete: the small ones for two CPU cores or one GPU, and the paper's settings for larger machines.
+
+A recipe other than `demo` names no text: `--data` does. The paper gives AdamW, the peak learning rate, the warm-up and
+the decay in the last stage, but no beta2, epsilon, weight decay, clipping or dropout: those are ours
+(`train/optimizer.py` has the optimizer's; beta2 is 0.98, epsilon 1e-6).
+"""
 
 from typing import Any
 
@@ -13,7 +18,7 @@ def demo() -> Recipe:
     return {
         "model": {"size": "tiny"},
         "method": {"name": "raptr"},
-        "data": {"vocabulary": 2048, "length": 64},
+        "data": {"source": "builtin", "vocabulary": 2048, "length": 64},
         "optimizer": {"peak": 1e-3, "warmup": 40},
         "train": {"steps": 800, "batch": 16, "eval_samples": 256},
     }
@@ -22,7 +27,7 @@ def demo() -> Recipe:
 def bert_mini() -> Recipe:
     """A 12-layer BERT of width 256, for one GPU.
 
-    Command: raptr pretrain bert-mini
+    Command: raptr pretrain bert-mini --data FOLDER
     """
     return {
         "model": {"size": "mini"},
@@ -35,7 +40,7 @@ def bert_mini() -> Recipe:
 def bert_base() -> Recipe:
     """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, square-root scaling, idle parameters get zeros.
 
-    Command: raptr pretrain bert-base
+    Command: raptr pretrain bert-base --data FOLDER
     """
     return {
         "model": {"size": "base", "dropout": 0.1},
@@ -47,14 +52,17 @@ def bert_base() -> Recipe:
 
 
 def bert_large() -> Recipe:
-    """The paper's BERT-Large: 625k steps, batch 512, 6-12-18-24 Equal, square-root scaling, idle parameters get zeros.
+    """The paper's longest BERT-Large: 6-12-18-24 Equal, batch 512, square-root scaling, idle parameters get zeros.
 
-    Command: raptr pretrain bert-large
+    The paper states its FLOPs as 625k steps of full training. This schedule costs 0.625 of full training's layer FLOPs
+    per step, so RaPTr takes one million steps; the paper does not print that number.
+
+    Command: raptr pretrain bert-large --data FOLDER
     """
     return {
         "model": {"size": "large", "dropout": 0.1},
         "method": {"name": "raptr", "schedule": "6-12-18-24", "lengths": "equal", "scaling": "sqrt"},
         "data": {"vocabulary": 30_000, "length": 128},
         "optimizer": {"peak": 1e-4, "warmup": 10_000, "idle": "zero"},
-        "train": {"steps": 625_000, "batch": 512, "accumulate": 2, "eval_samples": 4096},
+        "train": {"steps": 1_000_000, "batch": 512, "accumulate": 2, "eval_samples": 4096},
     }

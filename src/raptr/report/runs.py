@@ -118,7 +118,7 @@ def read_run(path: Path) -> Run:
         path=path,
         name=path.resolve().name,
         config=_mapping(path / "config.yaml"),
-        environment=_mapping(path / "environment.json"),
+        environment=_environment(path / "environment.json"),
         train=train,
         evals=evals,
         ignored=ignored,
@@ -137,15 +137,33 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    try:
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        language = "JSON" if path.suffix == ".json" else "YAML"
-        raise ValueError(f"{path} cannot be read: it is not valid {language}.") from error
+    value = _parsed(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a mapping, not {type(value).__name__}.")
     return value
+
+
+def _environment(path: Path) -> Mapping[str, Any]:
+    """Where a run's starts ran: what they share, and what differs as `a, then b`."""
+    value = _parsed(path)
+    starts = value if isinstance(value, list) else [value]  # once, only the last start was recorded
+    if not starts or not all(isinstance(start, dict) for start in starts):
+        raise ValueError(f"{path} must hold a list of mappings, one for each start.")
+    environment: dict[str, Any] = {}
+    for key in dict.fromkeys(key for start in starts for key in start if key not in ("step", "data")):
+        values = [start.get(key) for start in starts]
+        turns = [each for each, before in zip(values, [None, *values], strict=False) if each != before]
+        environment[key] = values[0] if len(set(map(str, values))) == 1 else ", then ".join(map(str, turns))
+    return environment
+
+
+def _parsed(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        language = "JSON" if path.suffix == ".json" else "YAML"
+        raise ValueError(f"{path} cannot be read: it is not valid {language}.") from error
 
 
 def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord, ...], int]:

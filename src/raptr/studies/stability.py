@@ -199,12 +199,12 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     if found is None:
         raise ValueError(f"run is {str(run)!r}, which has no checkpoint; train it first")
     store = open_data(config, run, console)
-    if found.state["data"] != store.fingerprint:
+    if (trained_on := found.progress().data) != store.fingerprint:
         raise ValueError(
-            f"run is {str(run)!r}, trained on data with fingerprint {found.state['data']}; those at "
+            f"run is {str(run)!r}, trained on data with fingerprint {trained_on}; those at "
             f"{str(store.path)!r} have {store.fingerprint}, and the same are needed"
         )
-    settings = replace(config.train, device=device)
+    settings = replace(config.train, device=device, precision="auto")
     dimensions = config.model.build(store.vocabulary.size, config.data.length)
     method = config.make_method(dimensions)
     model = Bert(dimensions.resized(found.shape(method.target)), settings.seed)

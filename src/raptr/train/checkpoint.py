@@ -21,9 +21,9 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -31,12 +31,27 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from raptr.settings import read
 from raptr.subnetworks import Shape
+
+T = TypeVar("T")
 
 STATE = "state.json"
 MANIFEST = "manifest.json"
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.(partial|replaced|removing)")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: its counts before step `step`, and the fingerprint of its data."""
+
+    step: int
+    seconds: float
+    flops: int | float
+    flops_layers: int | float
+    eval_loss: float | None
+    data: str
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,21 @@ class Checkpoint:
 
     def shape(self, constant: Shape) -> Shape:
         """Return the shape of the model it holds: `constant` where none is recorded, as before models could grow."""
-        return Shape(**self.state["shape"]) if "shape" in self.state else constant
+        return self._checked(Shape, self.state["shape"], "shape.") if "shape" in self.state else constant
+
+    def progress(self) -> Progress:
+        """Return how far the run had come."""
+        named = {entry.name: self.state[entry.name] for entry in fields(Progress) if entry.name in self.state}
+        progress = self._checked(Progress, named)
+        if progress.step != self.step:
+            raise ValueError(f"{self.path / STATE}: step is {progress.step}, but the folder is named {self.path.name}")
+        return progress
+
+    def _checked(self, kind: type[T], values: object, section: str = "") -> T:
+        try:
+            return read(kind, values, section)
+        except ValueError as error:
+            raise ValueError(f"{self.path / STATE} is not that of a run: {error}") from None
 
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
         """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
@@ -94,12 +123,17 @@ def load_latest(folder: Path) -> Checkpoint | None:
         for newer, problem in damaged:
             message = f"step-{newer} in {folder} is damaged ({problem}); step-{step} is used instead"
             warnings.warn(f"checkpoint {message}", stacklevel=2)
-        return Checkpoint(path, step, json.loads((path / STATE).read_bytes()))
+        return Checkpoint(path, step, _state(path))
     if damaged:
         problems = ", ".join(f"step-{step} ({problem})" for step, problem in damaged)
         remedy = "restore one of them, or remove them all to start over"
         raise ValueError(f"every checkpoint in {folder} is damaged: {problems}; {remedy}")
     return None
+
+
+def newest(folder: Path) -> Path | None:
+    """Return where the checkpoint of the highest step lies, whole or damaged; None where there is none."""
+    return max(_checkpoints(folder).items(), default=(0, None))[1]
 
 
 def load(folder: Path, step: int) -> Checkpoint:
@@ -109,7 +143,7 @@ def load(folder: Path, step: int) -> Checkpoint:
         raise ValueError(f"step is {step}; allowed, since they have a checkpoint: {_listing(sorted(map(str, there)))}")
     if problem := _damage(there[step]):
         raise ValueError(f"checkpoint {there[step]} is damaged: {problem}")
-    return Checkpoint(there[step], step, json.loads((there[step] / STATE).read_bytes()))
+    return Checkpoint(there[step], step, _state(there[step]))
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int | None) -> Path:
@@ -188,7 +222,7 @@ def _damage(path: Path) -> str | None:
         return f"{MANIFEST} is missing"
     except OSError as error:
         return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{MANIFEST} is not valid JSON"
     # Only these very bytes are accepted, so that any change is seen, that of a space too.
     if not isinstance(listed, dict) or STATE not in listed or _manifest(listed) != written:
@@ -204,7 +238,21 @@ def _damage(path: Path) -> str | None:
             return f"{name} does not have the checksum in {MANIFEST}"
     # The reader takes every tensor file of the folder, so a stray one would be loaded.
     strays = [name for name in sorted(found.keys() - listed.keys()) if name.endswith(".safetensors")]
-    return f"{strays[0]} is not in {MANIFEST}" if strays else None
+    if strays:
+        return f"{strays[0]} is not in {MANIFEST}"
+    try:
+        _state(path)
+    except (ValueError, RecursionError):
+        return f"{STATE} is not a mapping in JSON"
+    return None
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint's state.json says."""
+    state = json.loads((path / STATE).read_bytes())
+    if not isinstance(state, dict):
+        raise ValueError(f"{path / STATE} is no mapping")
+    return state
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:

@@ -13,10 +13,14 @@ from raptr.models.bert import SIZES, BertConfig
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 
+Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 Form = Literal["auto", "skip", "gather"]
+DIMENSIONS = ("layers", "width", "heads", "head_size", "mlp", "parts")  # of model.size, unless given
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
-FREE = {"free": True}  # settings that change nothing in the result but rounding: a resume may change them
+FREE = {"free": True}  # a resume may change it: only rounding follows from it (the data's fingerprint is compared)
+BUILTIN = "builtin"  # data.source: the Python standard library's text
+ROUNDING = ("train.device", "train.precision")  # a resume changes them only where they are given
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class ModelSettings:
 class DataSettings:
     """Where the text comes from and how it is cut."""
 
-    source: str = "builtin"  # or a folder that `raptr prepare` made
+    source: str | None = field(default=None, metadata=FREE)  # a folder made by `raptr prepare`, or builtin
     vocabulary: int = 8192  # of the built-in text's tokenizer; a prepared folder has its own
     length: int = 128
     isolate_documents: bool = False  # attention stays inside documents
@@ -59,7 +63,9 @@ class DataSettings:
 
     def vocabulary_size(self) -> int:
         """How many tokens there are: the built-in text's, or those of the prepared folder."""
-        return self.vocabulary if self.source == "builtin" else open_store(Path(self.source)).vocabulary.size
+        if self.source is None or self.source == BUILTIN:
+            return self.vocabulary
+        return open_store(Path(self.source)).vocabulary.size
 
     @property
     def masked(self) -> int:
@@ -121,29 +127,45 @@ class TrainSettings:
         """Steps between two checkpoints."""
         return self.checkpoint_every or max(1, self.steps // 10)
 
+    def following(self, begun: "TrainSettings") -> "TrainSettings":
+        """The same, `auto` replaced by the device and the precision that a run began with."""
+        return replace(
+            self,
+            device=begun.device if self.device == "auto" else self.device,
+            precision=begun.precision if self.precision == "auto" else self.precision,
+        )
+
+    def resolved(self) -> "TrainSettings":
+        """The same, `auto` replaced by the device and the precision that this machine gets."""
+        device = self.resolve_device()
+        return replace(self, device=device.type, precision=self.arithmetic(device))
+
     def resolve_device(self) -> torch.device:
         """The device to run on: a GPU if there is one, unless said otherwise."""
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("train.device is 'cuda', but torch finds no GPU here; allowed: auto, cpu")
+            raise ValueError("train.device is cuda, but no GPU was found. Use cpu.")
         device = torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
         if self.half(device) and not _has_bfloat16(device):
-            raise ValueError(
-                f"train.precision is {self.precision!r}, which this GPU lacks; auto and float32 are allowed"
-            )
+            raise ValueError(f"train.precision is {self.precision}, which this GPU cannot compute in. Use float32.")
         return device
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which matrix products have the chosen precision; weights and sums stay float32."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.half(device))
 
+    def arithmetic(self, device: torch.device) -> Arithmetic:
+        """The precision on this device: `auto` is bfloat16 on a GPU that has it, otherwise float32."""
+        if self.precision != "auto":
+            return self.precision
+        return "bfloat16" if device.type == "cuda" and _has_bfloat16(device) else "float32"
+
     def half(self, device: torch.device) -> bool:
         """Whether matrix products are made in bfloat16."""
-        return self.precision in ("mixed", "bfloat16") or (self.precision == "auto" and _prefers_half(device))
+        return self.arithmetic(device) != "float32"
 
     def stream(self, device: torch.device) -> torch.dtype | None:
         """The precision of what layers hand on; None: float32."""
-        half = self.precision == "bfloat16" or (self.precision == "auto" and _prefers_half(device))
-        return torch.bfloat16 if half else None
+        return torch.bfloat16 if self.arithmetic(device) == "bfloat16" else None
 
     def compiled(self, device: torch.device) -> bool:
         """Whether blocks are compiled."""
@@ -206,15 +228,24 @@ class Config:
         return cls(method=dict(method), **sections)
 
     def mapping(self) -> dict[str, Any]:
-        """The configuration as nested plain mappings, complete with defaults."""
-        method = self.make_method(self.model.build(self.data.vocabulary, self.data.length))
+        """The configuration as nested plain mappings, complete with defaults and the model's dimensions."""
+        dimensions = self.model.build(self.data.vocabulary, self.data.length)
+        method, sizes = self.make_method(dimensions), asdict(dimensions)
         return {
-            "model": asdict(self.model),
+            "model": {key: sizes.get(key, value) for key, value in asdict(self.model).items()},
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
             "optimizer": asdict(self.optimizer),
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
         }
+
+    def following(self, begun: "Config") -> "Config":
+        """The same, `auto` replaced by the device and the precision that a run began with."""
+        return replace(self, train=self.train.following(begun.train))
+
+    def resolved(self) -> "Config":
+        """The same, `auto` replaced by the device and the precision that this machine gets."""
+        return replace(self, train=self.train.resolved())
 
     def make_method(self, dimensions: BertConfig) -> Method:
         """The training method for a model of these dimensions."""
@@ -231,22 +262,19 @@ class Config:
         )
 
 
-def _prefers_half(device: torch.device) -> bool:
-    return device.type == "cuda" and _has_bfloat16(device)
-
-
 def _has_bfloat16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16: NVIDIA GPUs do from compute capability 8 on."""
     there = device.type == "cuda" and torch.cuda.is_available()
     return not there or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The settings in which two configurations' results differ, each as `name: was a, now b`."""
-    free = {f"train.{entry.name}" for entry in fields(TrainSettings) if entry.metadata.get("free")}
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """The settings in which two configurations' results differ, each with `was a, now b`."""
+    sections = {"train": TrainSettings, "data": DataSettings}
+    free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
     before, after = _flat(old), _flat(new)
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return [f"{key}: was {before.get(key)!r}, now {after.get(key)!r}" for key in changed if key not in free]
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
+    return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

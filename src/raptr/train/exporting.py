@@ -106,7 +106,8 @@ def card(
 ) -> str:
     """The model card: what the model is, how it was trained, what it reached, how to load it."""
     settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
-    loss = found.state["eval_loss"]
+    progress = found.progress()
+    loss = progress.eval_loss
     reached = "not measured" if loss is None else f"{loss:.4f} nats a masked token, the last measured by this step"
     of = "" if measured else " (that of the full model: this part was not measured)"
     kept = ", ".join(str(layer + 1) for layer in part.kept)
@@ -119,7 +120,7 @@ def card(
         "text": config.data.source,
         "method": f"{config.method['name']} ({', '.join(f'{key} {value}' for key, value in settings.items())})",
         "steps": f"{found.step:,} of {config.train.steps:,}, {config.train.batch} sequences each",
-        "compute": f"{found.state['flops']:.3g} FLOPs, {found.state['flops_layers']:.3g} of them in the layers",
+        "compute": f"{progress.flops:.3g} FLOPs, {progress.flops_layers:.3g} of them in the layers",
         "held-out loss": reached + of,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())

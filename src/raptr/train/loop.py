@@ -17,7 +17,6 @@ step N's and grows it. Everything a step needs besides is a function of the step
 started again is the run that was not.
 """
 
-import shutil
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from typing import Any, final
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 from raptr.data import EvalData, TokenStore, TrainData, open_store, prepare_builtin
@@ -36,7 +36,8 @@ from raptr.methods import Method
 from raptr.models.bert import Bert
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
-from raptr.train.config import Config
+from raptr.train.checkpoint import Checkpoint, Progress
+from raptr.train.config import BUILTIN, Config
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import make_execution
 from raptr.train.flops import Flops, flops, planned_flops
@@ -45,7 +46,7 @@ from raptr.train.optimizer import clip, make_optimizer
 from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
-from raptr.train.safety import FiniteCheck, StopRequest, reproducible
+from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,29 @@ def pretrain(
 ) -> Result:
     """Train a model from nothing, or go on where the run in this folder stopped.
 
-    `fresh` replaces what is there; `until` stops after that many steps in all, saved, to go on another time. So do
-    SIGTERM and Ctrl-C, heard through `stop` where the caller listens already.
+    `fresh` replaces the run that is there, after everything that the new one needs was checked; `until` stops after
+    that many steps in all, saved, to go on another time. So do SIGTERM and Ctrl-C, heard through `stop` where the
+    caller listens already. A run that is finished is left as it is.
     """
     console = console or Console(stderr=True)
-    device = config.train.resolve_device()
     folder, stop = RunFolder(run), stop or StopRequest()
-    with folder.opened(config, fresh=fresh), reproducible(config.train.deterministic):
-        store = open_data(config, run, console)
-        shutil.copyfile(store.path / TOKENIZER, folder.tokenizer)
-        trainer = Trainer(config, folder, store, device)
-        trainer.resume(console)
+    with (
+        memory_named(folder.checkpoints),
+        folder.opened(config, fresh=fresh) as settled,
+        reproducible(config.train.deterministic),
+    ):
+        steps, found = settled.train.steps, None if fresh else checkpoint.load_latest(folder.checkpoints)
+        if found is not None and found.step >= steps:
+            console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
+            return Result(run, found.step, found.progress().eval_loss)
+        store = open_data(settled, run, console)
+        trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
+        if fresh:
+            folder.clear()
+        if found is not None:
+            trainer.resume(found, console)
         with stop.listening():
-            last = config.train.steps if until is None else min(until, config.train.steps)
-            return trainer.train(last, console, stop)
+            return trainer.train(steps if until is None else min(until, steps), console, stop)
 
 
 @final
@@ -100,7 +110,7 @@ class Trainer:
         self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
-        self.finite = FiniteCheck(device)
+        self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
 
     def build(self, shape: Shape) -> None:
@@ -119,28 +129,30 @@ class Trainer:
         self.build(shape)
         grow(plan, before, self.tensors(), layers=Bert.LAYERS, outputs=Bert.OUTPUTS)
 
-    def resume(self, console: Console) -> None:
-        """Take up the newest whole checkpoint, if there is one."""
-        found = checkpoint.load_latest(self.folder.checkpoints)
-        if found is None:
-            return
-        if found.state["data"] != self.store.fingerprint:
+    def resume(self, found: Checkpoint, console: Console) -> None:
+        """Take up a checkpoint."""
+        progress = found.progress()
+        if progress.data != self.store.fingerprint:
             raise ValueError(
                 f"the run in {str(self.folder.path)!r} was trained on other data "
-                f"(fingerprint {found.state['data']}, now {self.store.fingerprint}); start another run"
+                f"(fingerprint {progress.data}, now {self.store.fingerprint}); start another run"
             )
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
         found.read(self.tensors())
-        self.step, self.readout.seconds = found.step, found.state["seconds"]
-        self.spent = Flops(found.state["flops_layers"], found.state["flops"])
-        self.eval_loss = found.state["eval_loss"]
+        self.step, self.readout.seconds = progress.step, progress.seconds
+        self.spent = Flops(progress.flops_layers, progress.flops)
+        self.eval_loss = progress.eval_loss
         console.print(f"going on from step {self.step:,} of {self.config.train.steps:,}", highlight=False)
 
     def train(self, last: int, console: Console, stop: StopRequest | None = None) -> Result:
         """Run the steps up to `last`, or until asked to stop, and leave a checkpoint there."""
         stop = stop or StopRequest()
         settings, method = self.config.train, self.method
+        if self.step < last:
+            start = {"step": self.step, "data": self.store.fingerprint, "device": self.device.type}
+            precision = settings.arithmetic(self.device)
+            self.folder.begin(self.config, self.store.path / TOKENIZER, {**start, "precision": precision})
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
         planned = planned_flops(self.dimensions, method, **self._cost())
@@ -241,15 +253,15 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this moment; never one that holds a number gone bad."""
         self.finite.check()
-        state = {
-            "step": self.step,
-            "shape": asdict(self.shape),
-            "seconds": self.readout.seconds,
-            "flops": self.spent.total,
-            "flops_layers": self.spent.layers,
-            "eval_loss": self.eval_loss,
-            "data": self.store.fingerprint,
-        }
+        progress = Progress(
+            step=self.step,
+            seconds=self.readout.seconds,
+            flops=self.spent.total,
+            flops_layers=self.spent.layers,
+            eval_loss=self.eval_loss,
+            data=self.store.fingerprint,
+        )
+        state = {**asdict(progress), "shape": asdict(self.shape)}
         checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -283,10 +295,16 @@ class Trainer:
 
 def open_data(config: Config, run: Path, console: Console) -> TokenStore:
     """The prepared tokens, checked; the built-in corpus is made beside the run on first use."""
-    if config.data.source == "builtin":
+    source = config.data.source
+    if source is None:
+        raise ValueError(
+            "data.source is missing. Give --data FOLDER, made by `raptr prepare`, or --data builtin for the text of "
+            "the Python standard library."
+        )
+    if source == BUILTIN:
         with console.status("preparing the built-in text (the Python standard library) …"):
             return prepare_builtin(run.parent / ".data", config.data.vocabulary)
-    store = open_store(Path(config.data.source))
+    store = open_store(Path(source))
     with console.status("checking the token shards …"):
         store.verify()
     return store

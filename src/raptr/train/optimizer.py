@@ -34,12 +34,13 @@ class OptimizerSettings:
     idle: Policy = "skip"
 
     def __post_init__(self) -> None:
-        for name in ("peak", "epsilon"):
-            _check(name, getattr(self, name), 0 < getattr(self, name) < math.inf, "a number above 0")
+        _check("epsilon", self.epsilon, 0 < self.epsilon < math.inf, "a number above 0")
         for name in ("weight_decay", "clip"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "a number from 0 on")
         for name in ("beta1", "beta2"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
+        largest = torch.finfo(torch.float32).max * (1 - self.beta1)  # AdamW's first step divides by 1 - beta1
+        _check("peak", self.peak, 0 < self.peak <= largest, f"a number above 0 and up to {largest:.3g}")
         _check("floor", self.floor, 0 <= self.floor <= 1, "a number from 0 to 1")
         _check("warmup", self.warmup, self.warmup >= 0, "a whole number from 0 on")
         _check("decay", self.decay, self.decay is None or self.decay >= 0, "a whole number from 0 on")

@@ -1,22 +1,28 @@
 """The run folder: what a run was asked to do, where it ran, and what it measured.
 
-config.yaml        the resolved configuration
-environment.json   versions, commit, hardware, threads
+config.yaml        the configuration, complete and without `auto` for device and precision
+environment.json   a list of the starts that trained: from which step, device, versions, commit, hardware, threads
 metrics.jsonl      append-only; readers keep the last record of a step and ignore a torn line
 tokenizer.json     that of the data, so that an export needs nothing but the run
 tensorboard/       the same numbers for TensorBoard
 checkpoints/       step-N/
 export/            the model as `transformers` loads it
 report/            plots and tables, made from the rest
+
+A folder is a run's where config.yaml and environment.json are; both are written before the first step, and not before
+the data was checked and the model built. A run that has trained no step yet takes any settings.
 """
 
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -24,12 +30,19 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 import yaml
 
-from raptr.train.config import Config, differences
+from raptr.settings import load_yaml
+from raptr.train import checkpoint
+from raptr.train.config import ROUNDING, Config, differences
 from raptr.train.safety import LOCK, locked
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
+# What is written into a run's folder beside config.yaml and environment.json; outcome.json is a comparison's.
+WRITTEN = re.compile(
+    r"metrics\.jsonl|tokenizer\.json|outcome\.json|tensorboard|checkpoints|report|export(-\d+-layers)?(-step-\d+)?"
+)
+PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced)")
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -40,6 +53,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.tokenizer = path / "tokenizer.json"
@@ -47,16 +61,21 @@ class RunFolder:
         self._board: SummaryWriter | None = None
 
     @contextmanager
-    def opened(self, config: Config, *, fresh: bool = False) -> Iterator[None]:
-        """Hold the folder to start a run, or to go on with the one that is here; `fresh` replaces it."""
-        if self.path.exists() and not self.config.exists() and any(p.name != LOCK for p in self.path.iterdir()):
-            raise ValueError(f"run is {str(self.path)!r}, a folder with other things in it; name a new or empty one")
+    def opened(self, config: Config, *, fresh: bool = False) -> Iterator[Config]:
+        """Hold the folder for a new run, for the one that is here, or (`fresh`) for one in its place.
+
+        Gives the configuration to train with, in which device and precision are decided. Writes nothing yet.
+        """
+        is_run = self.config.is_file() and self.environment.is_file()
+        others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
+        if not is_run and not all(map(PARTIAL.fullmatch, others)):
+            raise ValueError(
+                f"run is {str(self.path)!r}, a folder that is no run but holds {', '.join(others[:4])}; "
+                "name a new or an empty folder"
+            )
         with locked(self.path):
-            if fresh:
-                self._clear()
-            self._start(config)
             try:
-                yield
+                yield self._settled(config, self.read() if is_run else None, fresh=fresh)
             finally:
                 self._close()
 
@@ -66,20 +85,85 @@ class RunFolder:
             raise ValueError(
                 f"run is {str(self.path)!r}, which holds no run (no {self.config.name}); the folder of a run is allowed"
             )
-        given = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        return Config.read(given if isinstance(given, dict) else {})
+        try:
+            settings = load_yaml(self.config.read_text(encoding="utf-8"))
+            if not isinstance(settings, dict):
+                raise ValueError("it is no mapping of sections")
+            config = Config.read(settings)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
+        starts = self.starts() if config.train.device == "auto" else []
+        if not starts:
+            return config
+        # Before device and precision were decided in config.yaml, a GPU was used where there was one.
+        train = replace(config.train, device="cuda" if starts[-1].get("gpu") else "cpu")
+        return replace(config, train=replace(train, precision=train.arithmetic(torch.device(train.device))))
 
-    def _start(self, config: Config) -> None:
-        if self.config.exists():
-            # read as a configuration: a setting that came later has its default
-            changed = differences(self.read().mapping(), config.mapping())
-            if changed:
-                raise ValueError(
-                    f"the run in {str(self.path)!r} was started with other settings ({'; '.join(changed)}); "
-                    "go on with the old ones, name another run, or replace this one with --fresh"
-                )
+    def starts(self) -> list[dict[str, Any]]:
+        """The starts that trained so far, the first one first."""
+        if not self.environment.is_file():
+            return []
+        try:
+            starts = json.loads(self.environment.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.environment} is not valid JSON ({_line(error)}); restore or remove it") from error
+        if isinstance(starts, dict):  # once, only the last start was recorded
+            starts = [starts]
+        if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+            raise ValueError(f"{self.environment} is no list of starts; restore or remove it")
+        return starts
+
+    def begun(self) -> bool:
+        """Whether a step was trained here: there is a checkpoint or a training record."""
+        if checkpoint.newest(self.checkpoints) is not None:
+            return True
+        return self.metrics.is_file() and b'"kind": "train"' in self.metrics.read_bytes()
+
+    def _settled(self, config: Config, begun: Config | None, *, fresh: bool) -> Config:
+        """The configuration to train with: `auto` as the run began, otherwise as this machine decides."""
+        if begun is None or fresh or not self.begun():
+            return config.resolved()
+        wanted = config.following(begun)
+        changed = differences(begun.mapping(), wanted.mapping())
+        if refused := [f"{key}: {change}" for key, change in changed.items() if key not in ROUNDING]:
+            raise ValueError(
+                f"the run in {str(self.path)!r} was started with other settings ({'; '.join(refused)}); "
+                "go on with the old ones, name another run, or replace this one with --fresh"
+            )
+        try:
+            settled = wanted.resolved()
+        except ValueError as error:
+            device, precision = begun.train.device, begun.train.precision
+            raise ValueError(
+                f"{error} The run in {str(self.path)!r} began with train.device {device} and train.precision "
+                f"{precision}; --device and --set train.precision go on with another, and with other rounding."
+            ) from None
+        if changed:
+            changes = "; ".join(f"{key}: {change}" for key, change in changed.items())
+            warnings.warn(f"the run in {str(self.path)!r} goes on with other rounding ({changes})", stacklevel=4)
+        return settled
+
+    def clear(self) -> None:
+        """Remove what raptr wrote of the run that is here, but for the two files that mark it as one."""
+        for entry in self.path.iterdir() if self.config.is_file() else ():
+            if PARTIAL.fullmatch(entry.name) or WRITTEN.fullmatch(entry.name):
+                _remove(entry)
+
+    def begin(self, config: Config, tokenizer: Path, start: Mapping[str, Any]) -> None:
+        """Write what is about to be trained from which step, on which data and machine."""
+        starts = self.starts() if self.begun() else []
+        if not starts:  # earlier starts, if any, came no further than their first evaluation
+            _remove(self.metrics)
+            _remove(self.path / "tensorboard")
+        elif starts[-1].get("data", start["data"]) != start["data"]:
+            raise ValueError(
+                f"the run in {str(self.path)!r} was trained on other data "
+                f"(fingerprint {starts[-1]['data']}, now {start['data']}); start another run"
+            )
+        recorded = json.dumps([*starts, {**start, **environment()}], indent=2) + "\n"
         write_file(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
-        write_file(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        write_file(self.environment, recorded)
+        shutil.copyfile(tokenizer, self.tokenizer)
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
 
@@ -104,20 +188,13 @@ class RunFolder:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(text)
 
-    def _clear(self) -> None:
-        for entry in self.path.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != LOCK:
-                entry.unlink()
-
 
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware, to stand beside every number the run gives."""
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
-        "commit": _commit(),
+        "commit": _commit(Path(__file__).resolve().parents[1]),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -142,21 +219,31 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _commit() -> str | None:
-    """The commit of the project's checkout, `+` marking uncommitted changes; None outside one."""
-    here = Path(__file__).resolve().parent
+def _commit(package: Path) -> str | None:
+    """The commit of the project's checkout, `+` marking uncommitted changes; None for an installed package."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        top = _git(package, "rev-parse", "--show-toplevel")
+        if Path(top).resolve() / "src" / "raptr" != package:  # a repository that only holds the environment
+            return None
+        return _git(package, "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip() or None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    ended = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return ended.stdout.strip()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def write_file(path: Path, text: str) -> None:

@@ -1,5 +1,6 @@
 """What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -12,19 +13,66 @@ from typing import final
 import torch
 from torch import Tensor
 
+from raptr.train import checkpoint
+
 LOCK = ".lock"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Diverged(ArithmeticError):
-    """The loss or the gradient of step `step` was not finite."""
+# What torch says of memory, beside torch.OutOfMemoryError.
+NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
-    def __init__(self, step: int) -> None:
+
+class Diverged(ArithmeticError):
+    """The loss or the gradient of step `step` was not finite; `kept` is the newest checkpoint."""
+
+    def __init__(self, step: int, kept: Path | None = None) -> None:
         self.step = step
+        saved = "no checkpoint was written yet" if kept is None else f"{kept} is the newest checkpoint, from before it"
         super().__init__(
-            f"the loss or the gradient of step {step} is not finite; the run is stopped, and its last checkpoint "
-            "is from before that step (a lower optimizer.peak or a longer optimizer.warmup may help)"
+            f"the loss or the gradient of step {step} is not finite, so the run was stopped; {saved}. "
+            "The same command would end here again: a lower optimizer.peak or a longer optimizer.warmup may help, "
+            "in a new run or with --fresh."
         )
+
+
+class OutOfMemory(ValueError):
+    """The settings need more memory than the machine has."""
+
+
+@contextmanager
+def memory_named(checkpoints: Path) -> Iterator[None]:
+    """Turn a lack of memory into a sentence that says what to change, and which checkpoint is kept."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        place = _lacking(error)
+        if place is None:
+            raise
+        kept = checkpoint.newest(checkpoints)
+        saved = (
+            "No checkpoint was written yet."
+            if kept is None
+            else f"{kept} is kept; going on from it, only train.recompute may change, and the others need a new run."
+        )
+        raise OutOfMemory(
+            f"out of memory on the {place}. Set train.recompute=true, raise train.accumulate, lower train.batch or "
+            f"data.length, or choose a smaller model.size. {saved}"
+        ) from error
+
+
+def _lacking(error: BaseException | None) -> str | None:
+    """Where memory ran out, by an error or by what it was raised in the handling of; None: it did not."""
+    while error is not None:
+        text = str(error).lower()
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return "CPU"
+        if isinstance(error, torch.OutOfMemoryError):
+            return "GPU"
+        if isinstance(error, RuntimeError) and any(sign in text for sign in NO_MEMORY):
+            return "CPU" if "cpu" in text else "GPU"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextmanager
@@ -81,7 +129,8 @@ class StopRequest:
 class FiniteCheck:
     """Remembers on the device the first step whose loss or gradient was not finite, without waiting for it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
         self.first = torch.full((), -1, device=device)
 
     def watch(self, step: int, *values: Tensor) -> None:
@@ -96,4 +145,4 @@ class FiniteCheck:
     def refuse(self, first: int) -> None:
         """Stop if this first bad step, read back earlier, is one."""
         if first >= 0:
-            raise Diverged(first)
+            raise Diverged(first, checkpoint.newest(self._checkpoints))
