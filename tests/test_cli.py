@@ -33,7 +33,15 @@ def test_from_command_to_report(
     assert call(monkeypatch, "pretrain", *common) == 0
     said = capsys.readouterr().err
     assert "going on from step 5 of 8" in said
+    assert "Python standard library" in said
     assert "runs/demo-raptr/export" in said
+    environment = (tmp_path / "runs/demo-raptr/environment.json").read_text()
+    assert call(monkeypatch, "pretrain", *common) == 0
+    again = capsys.readouterr().err
+    assert "finished: step 8 of 8" in again
+    assert "runs/demo-raptr/export" in again
+    assert "runs/demo-raptr/report/report.html" in again
+    assert (tmp_path / "runs/demo-raptr/environment.json").read_text() == environment
     assert (tmp_path / "runs/demo-raptr/report/losses.png").exists()
     assert "page    runs/demo-raptr/report/report.html" in said
     assert call(monkeypatch, "pretrain", *common, "--method", "full", "--run", "runs/full") == 0
@@ -102,6 +110,35 @@ def test_dry_run_shows_settings_and_plan(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "demo"])
+def test_only_the_demo_trains_on_the_built_in_text_unasked(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "pretrain", recipe) == 2
+    said = capsys.readouterr().err
+    assert "data.source" in said
+    assert "--data builtin" in said
+    assert not list(tmp_path.rglob("*.tokens"))
+
+
+def test_another_size_has_its_own_dimensions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "pretrain", "--dry-run") == 0
+    shown, _, _ = capsys.readouterr().out.partition("raptr: 6 layers")
+    (tmp_path / "run.yaml").write_text(shown.rpartition("\n\n")[0])
+    method = ["--method", "full"]
+    assert call(monkeypatch, "pretrain", "--config", "run.yaml", *method, "--size", "base", "--dry-run") == 0
+    chosen = capsys.readouterr().out
+    assert "full: 12 layers" in chosen
+    assert "width: 768" in chosen
+    layers = ["--set", "model.layers=3"]
+    assert call(monkeypatch, "pretrain", "--config", "run.yaml", *method, "--size", "base", *layers, "--dry-run") == 0
+    assert "full: 3 layers" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [[], ["pretrain"], ["plan"], ["compare"], ["report"]])
 def test_help(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, *arguments, "--help") == 0
@@ -137,17 +174,26 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--schedule", "3-9"], "size 9 is out of range; 1 to 6 layers are allowed"),
         (["pretrain", "--schedule", "three"], "schedule is 'three'; sizes joined by hyphens are allowed"),
         (["pretrain", "--schedule", "3-4"], "schedule ends with 4 layers"),
-        (["pretrain", "--steps", "0"], "train.steps is 0; a whole number from 1 on is allowed"),
+        (["pretrain", "--steps", "0"], "train.steps is 0; a whole number from 1"),
         (["pretrain", "--batch", "5", "--set", "train.accumulate=2"], "train.accumulate is 2; a divisor"),
         (["pretrain", "--size", "huge"], "model.size is 'huge'; allowed: tiny, mini"),
         (["pretrain", "--device", "tpu"], "train.device is 'tpu'; allowed: auto, cpu, cuda"),
-        (["pretrain", "--length", "4"], "data.length is 4; a whole number from 8 on is allowed"),
+        (["pretrain", "--length", "4"], "data.length is 4; a whole number from 8"),
         (["pretrain", "--until", "0"], "until is 0; a whole number from 1 on is allowed"),
         (["pretrain", "--set", "method.heads=1-2-3-4"], "only zero is allowed"),
         (["pretrain", "--set", "train.eval_sizes=[9]"], "train.eval_sizes has 9; 1 to 6 layers are allowed"),
+        (["pretrain", "--set", "train.steps="], "train.steps"),
+        (["pretrain", "--set", "train.steps=null"], "train.steps"),
+        (["pretrain", "--set", "data.source=# a comment"], "data.source"),
+        (["pretrain", "--set", "train.steps={"], "train.steps"),
+        (["pretrain", "--set", "train.steps=2026-13-01"], "train.steps"),
+        (["pretrain", "--set", "train.steps=" + "[" * 9000], "train.steps"),
+        (["pretrain", "--set", "model.layers=2000000000"], "model.layers is 2000000000"),
+        (["pretrain", "--steps", str(10**30)], f"train.steps is {10**30}"),
+        (["pretrain", "--lr", "1e38"], "optimizer.peak is 1e+38"),
         (["pretrain", "--config", "missing.yaml"], "missing.yaml: No such file or directory"),
         (["pretrain", "--run", "file/run"], "file"),
-        (["plan", "6-8", "--layers", "0"], "model.layers is 0; a whole number from 1 on is allowed"),
+        (["plan", "6-8", "--layers", "0"], "model.layers is 0; a whole number from 1"),
         (["plan", "--method", "full", "--average", "9"], "method full has no setting 'average'"),
         (["report", "nowhere"], "nowhere"),
         (["pretrain", "--steps", "many"], "Invalid value for '--steps'"),
@@ -174,6 +220,8 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(
     ("text", "sentence"),
     [
         ("train: [", "is no YAML"),
+        ("[" * 9000, "is no YAML"),
+        ("train: {steps: !!int ''}", "is no YAML"),
         ("- 1", "is no mapping of sections"),
         ("train: 3", "is no mapping of sections"),
         ("train:\n  steps: 3\n  steps: 4", "'steps' stands twice in the mapping that begins in line 2"),

@@ -21,6 +21,7 @@ VALUES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 10**9),
+    st.sampled_from([2**31, 2**63, 10**30, 10**400]),
     st.floats(),
     st.text(max_size=8),
     st.sampled_from(["6-8-10-12", "3-6", "raptr", "pld", "zero", "tiny", "1-2-4", "equal", "cuda", "linear"]),
@@ -66,12 +67,24 @@ def test_any_configuration_is_read_or_refused_in_a_sentence(recipe: str, changes
     assert Config.read(saved).mapping() == config.mapping()
 
 
-@given(st.recursive(VALUES, lambda inner: st.dictionaries(st.sampled_from(["train", "method", "model", "a"]), inner)))
-@settings(max_examples=100, deadline=None)
-def test_any_mapping_at_all(value: Any) -> None:
-    if isinstance(value, dict):
-        with pytest.raises(ValueError):
-            Config.read({**value, "train": None})
+WORDS = st.sampled_from(["train", "method", "model", "data", "optimizer", "steps", "name", "size", "a"])
+STEPS = st.just({"steps": 8})
+
+
+@given(
+    st.dictionaries(WORDS, st.recursive(VALUES, lambda inner: st.dictionaries(WORDS, inner, max_size=3)), max_size=5),
+    st.one_of(st.none(), STEPS),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_mapping_is_read_or_refused_in_a_sentence(value: dict[str, Any], train: dict[str, Any] | None) -> None:
+    """With a good section `train` among others, so that some are read."""
+    given_settings = value if train is None else {**value, "train": train}
+    try:
+        config = Config.read(given_settings)
+    except ValueError:
+        return
+    assert set(given_settings) <= set(config.mapping())
+    assert Config.read(config.mapping()).mapping() == config.mapping()
 
 
 @pytest.fixture(scope="module")

@@ -134,7 +134,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("recipe", "dmo", "recipe is 'dmo'; did you mean 'demo'? allowed: demo"),
         ("seeds", [], "seeds is []; a list of one or more different numbers is allowed"),
         ("seeds", [1, 1], "seeds is [1, 1]; a list of one or more different numbers is allowed"),
-        ("seeds", [-1], "train.seed is -1; a whole number from 0 on is allowed"),
+        ("seeds", [-1], "train.seed is -1; a whole number from 0"),
         ("seeds", 3, "seeds is 3; a list with each entry a whole number is allowed"),
         ("peaks", ["high"], "peaks is ['high']; a list with each entry a number is allowed"),
         ("peaks", [0], "optimizer.peak is 0.0; a number above 0 is allowed"),

@@ -17,6 +17,7 @@ Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 Form = Literal["auto", "skip", "gather"]
 DIMENSIONS = ("layers", "width", "heads", "head_size", "mlp", "parts")  # of model.size, unless given
+MOST_LAYERS, MOST_WIDE, MOST = 10_000, 2**20, 2**31  # more is a slip, and would fill the memory or overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
 FREE = {"free": True}  # a resume may change it: only rounding follows from it (the data's fingerprint is compared)
 BUILTIN = "builtin"  # data.source: the Python standard library's text
@@ -39,6 +40,10 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, SIZES)}allowed: {', '.join(SIZES)}")
+        for name in DIMENSIONS:
+            value, most = getattr(self, name), MOST_LAYERS if name == "layers" else MOST_WIDE
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"model.{name} is {value}; a whole number from 1 to {most} is allowed")
 
     def build(self, vocabulary: int, positions: int) -> BertConfig:
         """The model's dimensions."""
@@ -58,8 +63,8 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not 512 <= self.vocabulary <= 2**20:
             raise ValueError(f"data.vocabulary is {self.vocabulary}; 512 to {2**20} is allowed")
-        if self.length < 8:
-            raise ValueError(f"data.length is {self.length}; a whole number from 8 on is allowed")
+        if not 8 <= self.length <= MOST_WIDE:
+            raise ValueError(f"data.length is {self.length}; a whole number from 8 to {MOST_WIDE} is allowed")
 
     def vocabulary_size(self) -> int:
         """How many tokens there are: the built-in text's, or those of the prepared folder."""
@@ -108,8 +113,9 @@ class TrainSettings:
             if getattr(self, name) is not None:
                 least[name] = 1
         for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"train.{name} is {getattr(self, name)}; a whole number from {lowest} on is allowed")
+            value, most = getattr(self, name), 2**63 if name == "seed" else MOST
+            if not lowest <= value <= most:
+                raise ValueError(f"train.{name} is {value}; a whole number from {lowest} to {most} is allowed")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"train.accumulate is {self.accumulate}; a divisor of train.batch, {self.batch}, is allowed"
