@@ -235,6 +235,9 @@ def study(
     run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
+    steps: Annotated[
+        list[int] | None, typer.Option(help="For polynomial-length: a length of the runs; repeatable.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
 ) -> None:
@@ -248,7 +251,9 @@ def study(
     if run is not None:
         folder = study_stability(run, out, device=device, console=console)
     else:
-        folder = conduct(STUDIES[name], out, seeds=seeds, small=small, device=device, console=console)
+        folder = conduct(
+            STUDIES[name], out, seeds=seeds, small=small, device=device, console=console, steps=steps or ()
+        )
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
     console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
 
