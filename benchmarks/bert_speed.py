@@ -1,12 +1,19 @@
 """What a training step costs on one GPU: the full model, k of L layers, static k-layer models, and other people's.
 
     python benchmarks/bert_speed.py --data FOLDER [--case base:256x128 ...]     (a folder made by `raptr prepare`)
+    python benchmarks/bert_speed.py --data FOLDER --case base:256x128 --peers-only --out peers.json
 
 A step is the whole of it: batch(step) from real text, upload, forward, backward, clipping, the check for bad
 numbers, AdamW, and a record every ten steps. All ways are timed in blocks of one run, each in an order of its own, by
 the device's clock; a number is the median of its blocks, the spread half the distance from the smallest to the largest.
 Beside them: a 8192x8192 matrix product in bfloat16 (the ceiling that shares are given of), peak memory, recompiled
 graphs and synchronising calls while it runs, and where the full step's time goes.
+
+The peers are Hugging Face's `BertForMaskedLM` of the same dimensions on the same batches: bfloat16 autocast, SDPA,
+fused AdamW, clipping; no check for bad numbers and no records. The stock model runs its head on all positions; `masked
+positions` gathers the masked ones first, as ours does. Each way's share of the products' rate counts its own FLOPs.
+`--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
+that much runs on the CPU, as a trial.
 """
 
 import argparse
@@ -15,6 +22,7 @@ import json
 import re
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import copy
@@ -25,10 +33,13 @@ from random import Random
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from raptr.data import open_store
+from raptr.data import TrainData, open_store
+from raptr.data.batch import Batch
 from raptr.models import bert
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
@@ -36,7 +47,9 @@ from raptr.train.flops import flops
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder, environment
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FOREVER = 10**6  # steps that the runs are planned for; a few are made
+CASES = ("base:256x128", "large:128x128", "large:32x512", "mini:256x128")
 KINDS = {
     "matrix products": r"nvjet|gemm|cutlass|splitK",
     "attention": r"attention|sdpa|flash",
@@ -69,13 +82,14 @@ class Case:
 
 
 class Bench:
-    """The trainers of one case, and a step function for each way."""
+    """The trainers of one case, and for each way a step function and the FLOPs of a step."""
 
     def __init__(self, case: Case, data: Path) -> None:
-        self.case, self.store, self.device = case, open_store(data), torch.device("cuda")
+        self.case, self.store, self.device = case, open_store(data), torch.device(DEVICE)
         self.folder = RunFolder(Path(tempfile.mkdtemp()))
         self.folder.path.mkdir(exist_ok=True)
         self.ways: dict[str, Callable[[], None]] = {}
+        self.flops: dict[str, float] = {}
 
     def trainer(self, method: str, execution: str, *, layers: int | None = None, idle: str = "skip") -> Trainer:
         """A run in memory; RaPTr's with scales, which cost more than none."""
@@ -84,12 +98,12 @@ class Bench:
             {
                 "model": {"size": self.case.size, "layers": layers},
                 "method": {"name": method, **scaling},
-                "data": {"length": self.case.length, "vocabulary": self.store.vocabulary.size},
+                "data": {"length": self.case.length},
                 "optimizer": {"warmup": 1000, "peak": 1e-4, "idle": idle},
                 "train": {"steps": FOREVER, "batch": self.case.batch, "execution": execution},
             }
         )
-        with torch.device("cuda"):
+        with self.device:
             trainer = Trainer(config, self.folder, self.store, self.device)
         trainer.readout.start()
         return trainer
@@ -107,6 +121,32 @@ class Bench:
                     self.folder.record({**reading.note, "loss": reading.numbers[0], "seconds": reading.seconds})
 
         self.ways[name] = step
+        size = trainer.method.subnetwork(trainer.method.phases()[phase].start).size
+        cost = {"sequences": self.case.batch, "length": self.case.length, "masked": trainer.config.data.masked}
+        self.flops[name] = flops(trainer.dimensions, _first(size, trainer.dimensions.layers), **cost).total
+
+    def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
+        """Add a plain training loop around a loss whose head runs on the masked positions or on all."""
+        data, steps = TrainData(self.store, self.case.length, self.case.batch, 0), count()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step() -> None:
+            batch = data.batch(next(steps)).to(self.device)
+            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+                value = loss(batch)
+            value.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        self.ways[name] = step
+        config, positions = self.dimensions(), data.batch(0).positions_BM.shape[1] if masked else self.case.length
+        cost = {"sequences": self.case.batch, "length": self.case.length, "masked": positions}
+        self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
+
+    def dimensions(self) -> bert.BertConfig:
+        """The model's, with the vocabulary of the data."""
+        return replace(bert.SIZES[self.case.size], vocabulary=self.store.vocabulary.size, positions=self.case.length)
 
 
 def quick_weights(model: torch.nn.Module, seed: int) -> None:
@@ -117,20 +157,26 @@ def quick_weights(model: torch.nn.Module, seed: int) -> None:
 
 def milliseconds(step: Callable[[], object], steps: int) -> float:
     """Time per step by the device's clock."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    if DEVICE == "cpu":
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        return (time.perf_counter() - began) / steps * 1000
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(steps):
         step()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / steps
+    return float(start.elapsed_time(end)) / steps
 
 
 def matrix_rate() -> float:
-    """FLOP/s of a large bfloat16 matrix product on random numbers."""
-    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    """FLOP/s of a large bfloat16 matrix product on random numbers; of a small one on a CPU."""
+    side = 8192 if DEVICE == "cuda" else 256
+    x = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16)
     milliseconds(lambda: x @ x, 20)
-    return 2 * 8192**3 / statistics.median(milliseconds(lambda: x @ x, 20) for _ in range(3)) * 1000
+    return 2 * side**3 / statistics.median(milliseconds(lambda: x @ x, 20) for _ in range(3)) * 1000
 
 
 def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any]:
@@ -168,39 +214,65 @@ def _collect() -> None:
     torch.cuda.empty_cache()
 
 
-def peers(case: Case, vocabulary: int) -> dict[str, Callable[[], None]]:
-    """Hugging Face's BertForMaskedLM in the same kind of loop, eager and compiled."""
+def all_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
+    """The stock loss of `BertForMaskedLM`: the head on every position, labels -100 where nothing was masked."""
+    labels_BS = torch.full_like(batch.tokens_BS, -100).scatter(1, batch.positions_BM, batch.labels_BM)
+    return F.cross_entropy(model.cls(hidden_BSD).flatten(0, 1), labels_BS.flatten())
+
+
+def masked_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
+    """The same loss with the head on the masked positions only."""
+    sequences, length, _ = hidden_BSD.shape
+    first_B1 = torch.arange(0, sequences * length, length, device=hidden_BSD.device).unsqueeze(1)
+    hidden_ND = hidden_BSD.flatten(0, 1).index_select(0, (first_B1 + batch.positions_BM).flatten())
+    return F.cross_entropy(model.cls(hidden_ND), batch.labels_BM.flatten())
+
+
+HEADS = {"all positions": all_positions, "masked positions": masked_positions}
+COMPILED = ("eager", "compiled", "compiled by block")
+PEERS = tuple(f"Hugging Face, {head}, {how}" for head in HEADS for how in COMPILED)
+
+
+def hugging_face(config: bert.BertConfig) -> Any:
+    """A `BertForMaskedLM` of these dimensions, without dropout."""
     from transformers import BertConfig, BertForMaskedLM
 
-    size = bert.SIZES[case.size]
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=size.width,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=size.mlp,
-        max_position_embeddings=case.length,
+    stock = BertConfig(
+        vocab_size=config.vocabulary,
+        hidden_size=config.width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.mlp,
+        max_position_embeddings=config.positions,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    tokens = torch.randint(5, vocabulary, (case.batch, case.length), device="cuda")
-    labels = torch.where(torch.rand(tokens.shape, device="cuda") < 0.15, tokens, -100)
-    ways = {}
-    for name in ("Hugging Face, eager", "Hugging Face, compiled"):
-        model = BertForMaskedLM(config).cuda().train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        run = torch.compile(model) if name.endswith("compiled") else model
+    model = BertForMaskedLM(stock).train()
+    assert model.config._attn_implementation == "sdpa"
+    return model
 
-        def step(run: Any = run, model: Any = model, optimizer: Any = optimizer) -> None:
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = run(input_ids=tokens, labels=labels).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
-        ways[name] = step
-    return ways
+def peer_loss(model: Any, head: Callable[..., Tensor], how: str) -> Callable[[Batch], Tensor]:
+    """The loss of a batch: as it is, compiled as one, or with embeddings, each layer and the head compiled apart."""
+    if how == "compiled by block":
+        for module in (model.bert.embeddings, *model.bert.encoder.layer):
+            module.compile(dynamic=False)
+        head = torch.compile(head, dynamic=False)
+
+    def loss(batch: Batch) -> Tensor:
+        return head(model, model.bert(input_ids=batch.tokens_BS).last_hidden_state, batch)
+
+    return torch.compile(loss, dynamic=False) if how == "compiled" else loss
+
+
+def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
+    """Add Hugging Face's model in each of the named ways."""
+    # Were layers ever compiled one by one, the default limit of 8 would leave the rest of them eager.
+    torch._dynamo.config.recompile_limit = 64
+    for name in names:
+        _, head, how = name.split(", ")
+        model = hugging_face(bench.dimensions()).to(bench.device)
+        bench.peer(name, model, peer_loss(model, HEADS[head], how), masked=head == "masked positions")
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float]:
@@ -211,14 +283,14 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
         torch.cuda.synchronize()
     times: dict[str, float] = defaultdict(float)
     for event in trace.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+        if event.device_type == torch._C._autograd.DeviceType.CUDA and not event.is_user_annotation:
             kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, event.name)), "the rest")
             times[kind] += event.device_time_total / 1000 / steps
             times["all"] += event.device_time_total / 1000 / steps
     return {kind: round(value, 3) for kind, value in sorted(times.items(), key=lambda item: -item[1])}
 
 
-def measure(case: Case, data: Path, *, blocks: int, steps: int, with_peers: bool, memory: bool) -> dict[str, Any]:
+def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
     """All ways of one case."""
     bench = Bench(case, data)
     sizes = [stage.size for stage in Schedule.recommended(bert.SIZES[case.size].layers, FOREVER).stages]
@@ -230,13 +302,37 @@ def measure(case: Case, data: Path, *, blocks: int, steps: int, with_peers: bool
         for name, trainer in (("gather", raptr), ("skip", skip), ("zero", zero)):
             bench.way(f"{name} {size}", trainer, phase)
         bench.way(f"static {size}", bench.trainer("full", "gather", layers=size), 0)
-    if with_peers:
-        bench.ways |= peers(case, bench.store.vocabulary.size)
+    add_peers(bench, peers)
+    timed = interleaved(bench, blocks, steps)
+    whole = (f"gather {sizes[-1]}", f"skip {sizes[-1]}")
+    return {
+        **timed,
+        "sizes": sizes,
+        "synchronising calls": {
+            name: _synchronising(bench.ways[name]) for name in (f"gather {sizes[0]}", f"skip {sizes[0]}")
+        },
+        "peak memory": stored,
+        "where the time goes": {name: where_time_goes(bench.ways[name]) for name in whole},
+    }
+
+
+def measure_peers(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
+    """Our full model and the peers."""
+    bench = Bench(case, data)
+    layers = bert.SIZES[case.size].layers
+    bench.way(f"static {layers}", bench.trainer("full", "auto"), 0)
+    add_peers(bench, peers)
+    return interleaved(bench, blocks, steps)
+
+
+def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
+    """Times of every way, in blocks whose order is drawn anew."""
     for name, step in bench.ways.items():
+        began = time.perf_counter()
         for _ in range(4):
             step()
-        torch.cuda.synchronize()
-        print(f"  ready: {name}", flush=True)
+        _wait()
+        print(f"  ready: {name}, {time.perf_counter() - began:.0f} s", flush=True)
     compiled = counters["stats"]["unique_graphs"]
     times: dict[str, list[float]] = defaultdict(list)
     order = Random()
@@ -244,22 +340,19 @@ def measure(case: Case, data: Path, *, blocks: int, steps: int, with_peers: bool
         for name in order.sample(list(bench.ways), len(bench.ways)):
             milliseconds(bench.ways[name], steps)  # the card's clock settles at the power that this way draws
             times[name].append(milliseconds(bench.ways[name], steps))
-    recompiled = counters["stats"]["unique_graphs"] - compiled
-    syncs = {name: _synchronising(bench.ways[name]) for name in (f"gather {sizes[0]}", f"skip {sizes[0]}")}
-    cost = {"sequences": case.batch, "length": case.length, "masked": raptr.config.data.masked}
+    case = bench.case
     return {
         "case": f"{case.size}:{case.batch}x{case.length}",
-        "sizes": sizes,
         "tokens": case.tokens,
-        "flops": {str(k): flops(raptr.dimensions, _first(k, sizes[-1]), **cost).total for k in sizes},
+        "flops": bench.flops,
         "milliseconds": {name: times[name] for name in bench.ways},
-        "recompiled graphs": recompiled,
-        "synchronising calls": syncs,
-        "peak memory": stored,
-        "where the time goes": {
-            name: where_time_goes(bench.ways[name]) for name in (f"gather {sizes[-1]}", f"skip {sizes[-1]}")
-        },
+        "recompiled graphs": counters["stats"]["unique_graphs"] - compiled,
     }
+
+
+def _wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def _synchronising(step: Callable[[], None]) -> int:
@@ -282,25 +375,30 @@ def _first(size: int, layers: int) -> Subnetwork:
 
 def tables(result: dict[str, Any], rate: float) -> str:
     """A case's results in Markdown."""
-    times, sizes, counted = result["milliseconds"], result["sizes"], result["flops"]
-    full = str(sizes[-1])
+    times, counted = result["milliseconds"], result["flops"]
     lines = ["", f"**{result['case']}**", "", "| way | ms a step | spread | tokens/s | share of the products' rate |"]
     lines.append("|---|---|---|---|---|")
     for name, blocks in times.items():
         middle, spread = statistics.median(blocks), (max(blocks) - min(blocks)) / 2
-        share = counted.get(name.split()[-1], counted[full]) / middle / rate * 1000
+        share = counted[name] / middle / rate * 1000
         lines.append(
             f"| {name} | {middle:.2f} | {spread:.2f} | {result['tokens'] / middle * 1000:,.0f} | {share:.3f} |"
         )
-    lines += ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | speed-up, equal stages | counted | ratio |"]
+    lines += ["", f"Recompiled: {result['recompiled graphs']}."]
+    return "\n".join([*lines, *_subnetwork_tables(result)] if "sizes" in result else lines)
+
+
+def _subnetwork_tables(result: dict[str, Any]) -> list[str]:
+    """What the k of L layers add to a case's results: ratios, speed-up, kernels, memory."""
+    times, sizes = result["milliseconds"], result["sizes"]
+    lines = ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | speed-up, equal stages | counted | ratio |"]
     lines.append("|---" * (len(sizes) + 4) + "|")
     for form in ("gather", "skip", "zero"):
-        ratios = [_paired(times[f"{form} {k}"], times[f"static {k}"]) for k in sizes]
-        means = [statistics.mean(block) for block in zip(*(times[f"{form} {k}"] for k in sizes), strict=True)]
-        seen, possible = _paired(times[f"{form} {full}"], means), counted[full] / statistics.mean(counted.values())
+        ratios = [paired(times[f"{form} {k}"], times[f"static {k}"]) for k in sizes]
+        seen, possible = speed_up(result, form)
         cells = [*(f"{ratio:.4f}" for ratio in ratios), f"{seen:.4f}", f"{possible:.4f}", f"{seen / possible:.4f}"]
         lines.append(f"| {form} | {' | '.join(cells)} |")
-    lines += ["", f"Recompiled: {result['recompiled graphs']}. Synchronising: {result['synchronising calls']}.", ""]
+    lines += ["", f"Synchronising: {result['synchronising calls']}.", ""]
     lines += [f"{name}, ms by kind of kernel: {where}" for name, where in result["where the time goes"].items()]
     for form, found in result["peak memory"].items():
         layer = found["weights and moments of a layer"]
@@ -309,15 +407,23 @@ def tables(result: dict[str, Any], rate: float) -> str:
             lines.append(
                 f"peak memory, {form} {k}: {found['k of L'][str(k)] / 2**30:.3f} GiB, {allowed / 2**30:.3f} allowed"
             )
-    return "\n".join(lines)
+    return lines
 
 
-def _paired(ones: list[float], others: list[float]) -> float:
+def speed_up(result: dict[str, Any], form: str) -> tuple[float, float]:
+    """Of equal stages against all layers in every step: by the clock, and counted in FLOPs."""
+    times, names = result["milliseconds"], [f"{form} {k}" for k in result["sizes"]]
+    means = [statistics.mean(block) for block in zip(*(times[name] for name in names), strict=True)]
+    counted = [result["flops"][name] for name in names]
+    return paired(times[names[-1]], means), counted[-1] / statistics.mean(counted)
+
+
+def paired(ones: list[float], others: list[float]) -> float:
     """The median ratio of two ways in the same block."""
     return statistics.median(one / other for one, other in zip(ones, others, strict=True))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
@@ -325,26 +431,26 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--peers-only", action="store_true", help="only the full model and the peers")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="only this peer; repeatable")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bert_speed.json")
     parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.show:
         there = json.loads(given.out.read_text())
         print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
         return
-    bert.initialise = quick_weights
-    rate, cases = matrix_rate(), []
+    bert.initialise = quick_weights  # type: ignore[attr-defined]
+    rate, cases, peers = matrix_rate(), [], tuple(given.peer or PEERS)
     print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    for number, text in enumerate(given.case or ["base:256x128", "large:128x128", "large:32x512", "mini:256x128"]):
-        result = measure(
-            Case.parse(text),
-            given.data,
-            blocks=given.blocks,
-            steps=given.steps,
-            with_peers=number == 0 and not given.no_peers,
-            memory=number == 0 and not given.no_memory,
-        )
+    for number, text in enumerate(given.case or CASES):
+        case, timing = Case.parse(text), {"blocks": given.blocks, "steps": given.steps}
+        if given.peers_only:
+            result = measure_peers(case, given.data, peers=peers, **timing)
+        else:
+            some = peers if number == 0 and not given.no_peers else ()
+            result = measure(case, given.data, peers=some, memory=number == 0 and not given.no_memory, **timing)
         cases.append(result)
         print(tables(result, rate), flush=True)
         _collect()

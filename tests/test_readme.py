@@ -45,7 +45,7 @@ def test_the_comparison_is_one() -> None:
     assert shown is not None
     comparison = read_comparison(yaml.safe_load(shown[1]))
     assert [entry.label for entry in comparison.entries] == ["full", "full (reduced)", "raptr", "raptr, zeros", "pld"]
-    assert len(comparison.runs) == 3 * (3 + 3 + 3 + 1 + 3)
+    assert comparison.count == 3 * (3 + 3 + 3 + 1 + 3)
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!https?://)([^)]+)\)", README))

@@ -25,9 +25,9 @@ from raptr.methods import METHODS
 from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
-from raptr.settings import load_yaml, nearest
+from raptr.settings import load_yaml, nearest, parse_setting
 from raptr.studies import STUDIES, conduct, study_stability
-from raptr.train.config import BUILTIN, DIMENSIONS, Config
+from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.plan import plan as make_plan
 from raptr.train.safety import Diverged
@@ -237,6 +237,9 @@ def study(
     run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
+    steps: Annotated[
+        list[int] | None, typer.Option(help="For polynomial-length: a length of the runs; repeatable.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
 ) -> None:
@@ -250,7 +253,9 @@ def study(
     if run is not None:
         folder = study_stability(run, out, device=device, console=console)
     else:
-        folder = conduct(STUDIES[name], out, seeds=seeds, small=small, device=device, console=console)
+        folder = conduct(
+            STUDIES[name], out, seeds=seeds, small=small, device=device, console=console, steps=steps or ()
+        )
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
     console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
 
@@ -328,41 +333,21 @@ def _resolve(
     recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
 ) -> Config:
     """Recipe, then file, then options: the later replaces the earlier."""
-    merged: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if recipe is not None:
         if recipe not in RECIPES:
             raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
-        merged = dict(RECIPES[recipe]())
-    for section, values in _read_file(file).items() if file else ():
-        replaced = section == "method" and "name" in values  # another method's settings do not carry over
-        merged[section] = values if replaced else {**_kept(merged.get(section, {}), values), **values}
-    if method is not None and method != merged.get("method", {}).get("name"):
-        merged["method"] = {"name": method}
+        settings = dict(RECIPES[recipe]())
+    settings = merged(settings, _read_file(file) if file else {})
     options = {name: value for name, value in given.items() if value is not None}
-    options |= dict(_parse_set(entry) for entry in sets)
-    for section in dict.fromkeys(name.split(".")[0] for name in options):
-        values = {name.split(".")[1]: value for name, value in options.items() if name.split(".")[0] == section}
-        merged[section] = {**_kept(merged.get(section, {}), values), **values}
-    return Config.read(merged)
-
-
-def _kept(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the model's dimensions where another size is chosen later: they are those of the old one."""
-    return {key: value for key, value in settings.items() if "size" not in later or key not in DIMENSIONS}
-
-
-def _parse_set(entry: str) -> tuple[str, Any]:
-    """The name and the value of a `--set`."""
-    name, separator, text = entry.partition("=")
-    if not separator or name.count(".") != 1:
-        raise ValueError(f"--set is {entry!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
-    try:
-        value = load_yaml(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {name} is {text!r}, which is no YAML: {' '.join(str(error).split())}") from error
-    if value is None and text.strip().lower() not in ("null", "~"):
-        raise ValueError(f"--set {name} has no value in {entry!r}; SECTION.KEY=VALUE is allowed, null for none")
-    return name, value
+    options |= dict(parse_setting(entry) for entry in sets)
+    if method is not None and method != settings.get("method", {}).get("name"):
+        options["method.name"] = method
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        section, key = name.split(".")
+        sections.setdefault(section, {})[key] = value
+    return Config.read(merged(settings, sections))
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:

@@ -41,6 +41,20 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"a value cannot be read ({error})") from error
 
 
+def parse_setting(text: str) -> tuple[str, Any]:
+    """The name and the value of a setting given as `section.key=value`, as on the command line."""
+    name, separator, written = text.partition("=")
+    if not separator or name.count(".") != 1:
+        raise ValueError(f"--set is {text!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
+    try:
+        value = load_yaml(written)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {name} is {written!r}, which is no YAML: {' '.join(str(error).split())}") from error
+    if value is None and written.strip().lower() not in ("null", "~"):
+        raise ValueError(f"--set {name} is {written!r}, which is no value; write null for none")
+    return name, value
+
+
 def read(kind: type[T], given: object, section: str = "") -> T:
     """Make the dataclass `kind` from a mapping; `section` prefixes the names in messages."""
     if not isinstance(given, Mapping):

@@ -18,6 +18,8 @@ from rich.console import Console
 from raptr import compare
 from raptr.cli import main
 from raptr.comparison import read_comparison
+from raptr.comparison.results import redraw
+from raptr.comparison.search import wanted
 from raptr.data import Document, TokenStore, open_store, prepare
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -39,7 +41,7 @@ def asked(store: TokenStore, **keys: Any) -> dict[str, Any]:
         "settings": {
             "model": {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
             "data": {"source": str(store.path), "length": 24},
-            "optimizer": {"warmup": 2, "decay": 3},
+            "optimizer": {"warmup": 2, "decay": 0.3},
             "train": {"steps": 8, "batch": 4, "eval_samples": 8, "checkpoint_every": 3, "device": "cpu"},
         },
         "seeds": [0, 1],
@@ -94,30 +96,58 @@ def kill() -> None:
 
 def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
     found = numbers(whole)
-    assert not found["partial"]
+    assert (found["finished"], found["planned"]) == (RUNS, RUNS)
     assert [row["label"] for row in found["best"]] == ["full", "full (reduced)", "raptr"]
     assert len(found["rows"]) == 4
     assert len(found["runs"]) == RUNS
+    planned = {(run.entry.label, run.peak, run.seed): run for run in wanted(read_comparison(asked(store)), [])}
     for run in found["runs"]:
-        records = [json.loads(line) for line in (whole / run["folder"] / "metrics.jsonl").read_text().splitlines()]
+        plan = planned[run["label"], run["peak"], run["seed"]]
+        folder = whole / "runs" / plan.name
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         final = [record for record in records if record["kind"] == "eval"][-1]
-        assert (final["step"], final["loss"]) == (run["steps"], run["loss"])
-        assert run["config"] == yaml.safe_load((whole / run["folder"] / "config.yaml").read_text())
-        assert run["environment"]["torch"] == torch.__version__
-        assert run["relative_flops"] == pytest.approx(run["planned_flops"] / found["full_flops"])  # none draws its size
-        assert not (whole / run["folder"] / "checkpoints").exists()
+        assert (final["step"], final["loss"], final["tokens"]) == (run["steps"], run["loss"], run["tokens"])
+        config, recorded = yaml.safe_load((folder / "config.yaml").read_text()), found["configs"][run["label"]]
+        config["optimizer"]["peak"], config["train"]["seed"] = recorded["optimizer"]["peak"], recorded["train"]["seed"]
+        assert config == recorded
+        assert found["environments"][run["environment"]]["torch"] == torch.__version__
+        assert run["flops"] == pytest.approx(plan.entry.flops)  # none draws its size
+        assert not (folder / "checkpoints").exists()
+    assert found["data"]["fingerprint"] == store.fingerprint
     by_run = {(run["label"], run["peak"], run["seed"]): run["loss"] for run in found["runs"]}
     raptr = next(row for row in found["rows"] if (row["label"], row["peak"]) == ("raptr", 0.01))
     differences = [by_run["raptr", 0.01, seed] - by_run["full", 0.01, seed] for seed in (0, 1)]
     assert raptr["to_full"]["mean"] == pytest.approx(sum(differences) / 2)
-    assert raptr["to_full"]["error"] == pytest.approx(abs(differences[0] - differences[1]) / 2)
+    assert raptr["to_full"]["interval"] == pytest.approx(12.706 * abs(differences[0] - differences[1]) / 2)
     page = (whole / "compare.md").read_text()
     assert "# Comparison: 8 runs" in page
-    assert (
-        "Every entry takes 8 steps; full (reduced) takes 6 and spends 0.750 of full's FLOPs, at most the mean" in page
-    )
+    assert "8 steps; full (reduced) takes 6 and spends 0.750" in page
     assert "PARTIAL" not in page
     assert (whole / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_record_alone_gives_the_page_and_the_picture_again(whole: Path, tmp_path: Path) -> None:
+    redraw(json.loads((whole / "compare.json").read_text()), tmp_path)
+    for name in ("compare.md", "compare.png"):
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_other_seeds_run_at_the_best_learning_rate_of_a_widened_grid(store: TokenStore, tmp_path: Path) -> None:
+    entries = {"raptr": {"name": "raptr", "schedule": "6-6"}}
+    spec = asked(store, entries=entries, seeds=[0, 1], peaks=[1e-6, 2e-6], tune=[0], widen=True)
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        done = compare(spec, out, jobs=jobs, console=QUIET)
+        found = numbers(out)
+        assert (done.finished, done.runs, done.stopped) == (len(found["runs"]),) * 2 + (False,)
+        for label in ("full", "raptr"):
+            tried = {run["peak"]: run["loss"] for run in found["runs"] if (run["label"], run["seed"]) == (label, 0)}
+            best = min(tried, key=lambda peak: tried[peak])
+            others = [run["peak"] for run in found["runs"] if (run["label"], run["seed"]) == (label, 1)]
+            assert others == [best]
+            assert len(tried) == 10 or min(tried) < best < max(tried)  # a grid is widened at most eight times
+            assert len(tried) > 2
+    assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
 
 
 def test_entries_of_a_seed_share_initial_weights_and_data(store: TokenStore, tmp_path: Path) -> None:
@@ -126,7 +156,7 @@ def test_entries_of_a_seed_share_initial_weights_and_data(store: TokenStore, tmp
         "pld": {"name": "pld"},
         "zero": {"name": "raptr", "optimizer": {"idle": "zero"}},
     }
-    runs = read_comparison(asked(store, entries=entries)).runs
+    runs = wanted(read_comparison(asked(store, entries=entries)), [])
     trainers = [Trainer(run.config, RunFolder(tmp_path), store, torch.device("cpu")) for run in runs]
     for run, trainer in zip(runs, trainers, strict=True):
         first = next(other for r, other in zip(runs, trainers, strict=True) if r.seed == run.seed)
@@ -154,7 +184,7 @@ def test_stopped_it_leaves_a_partial_table_and_goes_on_to_the_same_end(
     assert done.finished == [4, 11, 27].index(step) + (step == 27)
     if done.finished:
         found = numbers(tmp_path)
-        assert found["partial"]
+        assert (found["finished"], found["planned"]) == (done.finished, RUNS)
         assert found["runs"] == numbers(whole)["runs"][: done.finished]
         assert f"# Comparison: PARTIAL: {done.finished} of 8 runs" in (tmp_path / "compare.md").read_text()
     else:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from raptr.comparison.search import wanted
 from raptr.comparison.spec import FULL, REDUCED, Comparison, affordable, cost, read_comparison, read_file
 from raptr.methods import METHODS
 
@@ -19,7 +20,7 @@ def given(**keys: Any) -> dict[str, Any]:
         "settings": {
             "model": {"size": "tiny"},
             "data": {"vocabulary": 2048, "length": 64},
-            "optimizer": {"warmup": 20, "decay": 100},
+            "optimizer": {"warmup": 20, "decay": 0.3},
             "train": {"steps": STEPS, "batch": 16},
         },
         "entries": {"raptr": {"name": "raptr", "schedule": "3-4-5-6"}},
@@ -79,13 +80,17 @@ def test_no_reduced_full_where_nothing_costs_less() -> None:
     assert comparison.fraction is None
 
 
-def test_warmup_and_decay_last_as_long_in_every_run_and_every_rate_has_decayed() -> None:
+def test_every_run_decays_over_the_same_fraction_of_its_own_steps() -> None:
     without = given(flops=0.7, entries=EVERY_METHOD)
     del without["settings"]["optimizer"]["decay"]
-    for asked, decay in ((given(flops=0.7, entries=EVERY_METHOD), 100), (without, STEPS // 4)):
-        for run in read_comparison(asked).runs:
+    for asked, fraction in ((given(flops=0.7, entries=EVERY_METHOD), 0.3), (without, 0.25)):
+        runs = wanted(read_comparison(asked), [])
+        assert len({run.entry.steps for run in runs}) > 2
+        for run in runs:
             optimizer, steps = run.config.optimizer, run.config.train.steps
-            assert (optimizer.warmup, optimizer.decay) == (20, decay)
+            decay = optimizer.decay_steps(steps)
+            assert optimizer.warmup == 20
+            assert fraction * steps <= decay < fraction * steps + 1
             assert optimizer.learning_rate(steps - 1, steps) == pytest.approx(optimizer.peak / decay)
             assert optimizer.learning_rate(steps - decay - 1, steps) == optimizer.peak
 
@@ -94,13 +99,15 @@ def test_runs_come_seed_by_seed_over_all_entries_and_learning_rates() -> None:
     entries = {"full": {"name": "full"}, "zeros": {"name": "raptr", "optimizer": {"idle": "zero"}, "peaks": [0.5]}}
     comparison = read_comparison(given(entries=entries, seeds=[3, 1], peaks=[0.1, 0.2]))
     once = [(FULL, 0.1), (FULL, 0.2), (REDUCED, 0.1), (REDUCED, 0.2), ("zeros", 0.5)]
-    assert [(run.seed, run.entry.label, run.peak) for run in comparison.runs] == [(s, *r) for s in (3, 1) for r in once]
-    for run in comparison.runs:
+    runs = wanted(comparison, [])
+    assert [(run.seed, run.entry.label, run.peak) for run in runs] == [(s, *r) for s in (3, 1) for r in once]
+    assert comparison.count == len(runs)
+    for run in runs:
         assert run.config.train.seed == run.seed
         assert run.config.optimizer.peak == run.peak
         assert run.config.optimizer.idle == ("zero" if run.entry.label == "zeros" else "skip")
         assert run.config.train.keep == 1
-    names = [run.name for run in comparison.runs]
+    names = [run.name for run in runs]
     assert names[2] == "full-reduced-peak0.1-seed3"
     assert len(set(names)) == len(names)
 
@@ -114,7 +121,7 @@ def test_settings_start_from_a_recipe_and_the_method_does_not() -> None:
 
 
 def test_a_device_given_on_the_command_line_is_every_runs() -> None:
-    assert {run.config.train.device for run in read_comparison(given(), device="cpu").runs} == {"cpu"}
+    assert {run.config.train.device for run in wanted(read_comparison(given(), device="cpu"), [])} == {"cpu"}
 
 
 def test_a_number_that_yaml_takes_for_a_text() -> None:
@@ -127,7 +134,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("budget", 3, "budget is no setting; allowed: entries, recipe, settings, seeds, peaks, flops"),
+        ("budget", 3, "budget is no setting; allowed: entries, recipe, settings, seeds, peaks, tune, widen, flops"),
         ("seed", [1], "seed is no setting; did you mean 'seeds'?"),
         ("entries", {}, "entries is empty; at least one is needed"),
         ("entries", None, "entries is None; a mapping is allowed"),
@@ -137,11 +144,12 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("seeds", [-1], "train.seed is -1; a whole number from 0"),
         ("seeds", 3, "seeds is 3; a list with each entry a whole number is allowed"),
         ("peaks", ["high"], "peaks is ['high']; a list with each entry a number is allowed"),
-        ("peaks", [0], "optimizer.peak is 0.0; a number above 0 is allowed"),
+        ("peaks", [0], "optimizer.peak is 0.0; a number above 0"),
         ("flops", 1.5, "flops is 1.5; a number above 0 to 1, full training's, is allowed"),
         ("flops", 0, "flops is 0.0; a number above 0 to 1"),
-        ("flops", 0.2, "entries.raptr, at "),
-        ("flops", 0.2, "optimizer.warmup is 20 and optimizer.decay 100; together up to train.steps"),
+        ("settings.optimizer.decay", 0.97, "optimizer.warmup is 20"),
+        ("tune", [7], "tune is [7]"),
+        ("tune", [], "tune is []"),
         ("flops", 0.001, "entries.raptr, at 3.25e+09 FLOPs: schedule 3-4-5-6: a stage of size 5 would be empty"),
         ("settings.modl", {}, "settings.modl is no section of a comparison; did you mean 'model'? allowed: model"),
         ("settings.method", {"name": "pld"}, "settings.method is no section of a comparison"),
@@ -159,7 +167,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("entries.raptr.schedule", "3-9", "entries.raptr: schedule 3-9: size 9 is out of range"),
         ("entries.raptr.optimizer", 3, "entries.raptr.optimizer is 3; a mapping is allowed"),
         ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr: optimizer.idl is no setting; did you mean 'idle'?"),
-        ("entries.raptr.optimizer", {"decay": 3}, "it is set by settings.optimizer.decay, for all entries"),
+        ("entries.raptr.optimizer", {"decay": 0.5}, "it is set by settings.optimizer.decay, for all entries"),
         ("entries.raptr.optimizer", {"peak": 3}, "it is set by entries.raptr.peaks"),
         ("entries.full", {"name": "pld"}, "entries.full is the method 'pld'; under this name only full is allowed"),
         ("entries.full (reduced)", {"name": "full"}, "whose folder 'full-reduced' is taken or empty"),
@@ -180,7 +188,7 @@ def test_mistakes_get_a_sentence(path: str, value: Any, sentence: str) -> None:
 
 
 def test_a_budget_below_one_step() -> None:
-    with pytest.raises(ValueError, match=r"entries.layerdrop, at .* FLOPs: train.steps is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"entries.layerdrop, at .* FLOPs: train.steps is 0; a whole number from 1"):
         read_comparison(given(flops=1e-6, entries={"layerdrop": {"name": "layerdrop"}}))
 
 
@@ -205,13 +213,12 @@ def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:
         read_file(tmp_path / "file.yaml")
 
 
-def test_the_comparison_of_all_methods_names_every_method_of_the_paper() -> None:
+def test_the_comparison_of_all_methods_names_every_method() -> None:
     asked = read_file(Path(__file__).parents[2] / "examples" / "methods.yaml")
     asked["settings"]["data"]["source"] = "builtin"
     comparison = read_comparison(asked)
-    assert len(comparison.runs) == 72
-    paper = {"full", "raptr", "pld", "stacking", "progressive-stacking", "lemon", "msg", "msg-interpolation"}
-    assert {entry.config.method["name"] for entry in comparison.entries} == paper
+    assert comparison.count == 81
+    assert {entry.config.method["name"] for entry in comparison.entries} == set(METHODS)
 
 
 def test_the_example_is_a_comparison() -> None:
@@ -219,3 +226,13 @@ def test_the_example_is_a_comparison() -> None:
     comparison = read_comparison(read_file(example))
     assert set(steps_of(comparison)) == {FULL, REDUCED, "raptr"}
     assert len(comparison.seeds) == 2
+
+
+def test_the_long_comparison_has_twenty_tokens_per_weight_of_the_layers() -> None:
+    asked = read_file(Path(__file__).parents[2] / "examples" / "long.yaml")
+    asked["settings"]["data"] |= {"source": "builtin", "vocabulary": 8192}
+    for entry in read_comparison(asked).entries:
+        size = entry.config.model.build(8192, entry.config.data.length)
+        weights = size.layers * size.width * (4 * size.heads * size.head_size + 2 * size.mlp)
+        tokens = entry.steps * entry.config.train.batch * entry.config.data.length
+        assert tokens >= 20 * weights * (0.76 if entry.label == REDUCED else 1)

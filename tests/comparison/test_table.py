@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
-from raptr.comparison.table import Mean, Outcome, Row, best_peak, difference, finals, markdown, mean, notes, rows
+from raptr.comparison.table import Mean, Row, best_peak, difference, finals, markdown, mean, notes, rows
 
 FULL, REDUCED = "full", "full (reduced)"
 
@@ -39,12 +40,16 @@ def table(outcomes: list[Outcome], grids: dict[str, tuple[float, ...]] = GRIDS) 
 
 def assert_near(found: Mean | None, expected: float, error: float, n: int) -> None:
     assert found is not None
-    assert (found.mean, found.error) == pytest.approx((expected, error))
+    t = {2: 12.706, 3: 4.303}[n]
+    assert (found.mean, found.interval) == pytest.approx((expected, t * error))
     assert found.n == n
 
 
-def test_mean_and_standard_error() -> None:
+def test_mean_and_interval() -> None:
     assert_near(mean([1.0, 2.0, 6.0]), 3.0, math.sqrt(7 / 3), 3)
+    many = mean([0.0, 1.0] * 50)
+    assert many is not None
+    assert many.interval == pytest.approx(2.042 * math.sqrt(25 / 99) / 10)  # beyond 30 degrees of freedom, that of 30
     assert mean([4.0]) == Mean(4.0, None, 1)
     assert mean([]) is None
 
@@ -101,7 +106,7 @@ def test_diverged_runs_are_named_and_their_learning_rate_is_never_the_best() -> 
     assert_near(row.loss, 1.75, 0.75, 2)
     assert not row.best
     assert "Diverged: full at peak 0.4, seed 1 in step 7." in notes(list(made.values()))
-    assert "1.7500 ± 0.7500, 1 diverged | 2 |" in markdown(list(made.values()))
+    assert "1.7500 ± 9.5295, 1 diverged | 2 |" in markdown(list(made.values()))
 
 
 def test_an_entry_that_only_diverged_is_shown_without_a_loss() -> None:
@@ -147,6 +152,22 @@ def test_the_plot_without_a_grid_shows_the_way_there() -> None:
     assert [line.get_gid() for line in right.lines] == [FULL, REDUCED, "raptr"]
     assert right.lines[1].get_xydata().tolist()[-1] == [0.75, pytest.approx(2.6)]  # type: ignore[union-attr]
     assert len(right.lines[2].get_xydata()) == 2  # type: ignore[arg-type]
+
+
+def test_losses_above_the_panel_are_named_at_its_edge() -> None:
+    bad = [run("raptr", 0.8, seed, 900.0) for seed in range(3)]
+    _, right = drawn([*OUTCOMES, *bad], {**GRIDS, "raptr": (0.2, 0.4, 0.8)}).axes
+    assert right.get_ylim()[1] < 900
+    (text,) = [text for text in right.texts if text.get_gid() == "beyond"]
+    assert "900.00" in text.get_text()
+    assert text.xy[0] == 0.8  # type: ignore[attr-defined]
+    assert "above the panel" in right.get_title()
+    assert "above the panel" not in drawn(OUTCOMES, GRIDS).axes[1].get_title()
+
+
+def test_labels_are_shown_as_they_stand_not_as_markup() -> None:
+    shown = markdown([replace(row, label="<b>a|b</b> *c* [d](e)") for row in table(OUTCOMES).values()])
+    assert r"| &lt;b&gt;a\|b&lt;/b&gt; \*c\* \[d\](e) |" in shown
 
 
 def test_an_entry_that_only_diverged_is_drawn_last_under_its_own_name() -> None:

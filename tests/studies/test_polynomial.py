@@ -237,7 +237,7 @@ def test_errors_are_exact_where_every_point_is_seen_once() -> None:
 def test_relative_flops() -> None:
     setting, promised = Setting(), {}
     for name in METHODS:
-        promised[name] = polynomial._described(method_of(name, setting, 0))
+        promised[name] = polynomial.described(method_of(name, setting, 0))
     assert promised["full"]["relative_flops"] == 1
     for name in ("raptr", "raptr-none", "pld-matched", "layer-dropout"):
         assert promised[name]["relative_flops"] == pytest.approx(0.8, abs=1e-4)

@@ -14,11 +14,11 @@ def rates(steps: int, **settings: Any) -> list[float]:
 
 def test_warm_up_constant_and_linear_decay_to_zero() -> None:
     expected = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]
-    assert rates(13, warmup=4, decay=5) == pytest.approx(expected)
+    assert rates(13, warmup=4, decay=5 / 13) == pytest.approx(expected)
 
 
 def test_cosine_decay_to_a_floor() -> None:
-    assert rates(6, decay=4, decay_shape="cosine", floor=0.1) == pytest.approx(
+    assert rates(6, decay=2 / 3, decay_shape="cosine", floor=0.1) == pytest.approx(
         [1, 1, 1, 0.1 + 0.9 * 0.8535534, 0.55, 0.1 + 0.9 * 0.1464466]
     )
 
@@ -26,7 +26,9 @@ def test_cosine_decay_to_a_floor() -> None:
 def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
     assert OptimizerSettings().decay_steps(800) == 200
     assert OptimizerSettings().decay_steps(10) == 3
-    assert OptimizerSettings(decay=7).decay_steps(800) == 7
+    assert OptimizerSettings(decay=0.1).decay_steps(30) == 3  # 0.1 * 30 is a little more than 3 in floating point
+    assert OptimizerSettings(decay=0.1).decay_steps(31) == 4
+    assert OptimizerSettings(decay=1.0).decay_steps(31) == 31
     assert rates(8) == [1, 1, 1, 1, 1, 1, 1, 0.5]
     assert rates(3, decay=0) == [1, 1, 1]
 
@@ -42,7 +44,8 @@ def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
         ({"clip": -1.0}, r"optimizer\.clip.*-1\.0"),
         ({"floor": 2.0}, r"optimizer\.floor.*2\.0"),
         ({"warmup": -1}, r"optimizer\.warmup.*-1"),
-        ({"decay": -1}, r"optimizer\.decay.*-1"),
+        ({"decay": -1.0}, r"optimizer\.decay.*-1\.0"),
+        ({"decay": 500.0}, r"optimizer\.decay.*500\.0"),
     ],
 )
 def test_refusals(settings: dict[str, Any], sentence: str) -> None:
@@ -51,8 +54,8 @@ def test_refusals(settings: dict[str, Any], sentence: str) -> None:
 
 
 def test_warm_up_and_decay_must_fit() -> None:
-    with pytest.raises(ValueError, match=r"optimizer\.warmup.*6.*optimizer\.decay.*5.*train\.steps.*10"):
-        OptimizerSettings(warmup=6, decay=5).check_steps(10)
+    with pytest.raises(ValueError, match=r"optimizer\.warmup.*6.*optimizer\.decay.*0\.5.*train\.steps.*10"):
+        OptimizerSettings(warmup=6, decay=0.5).check_steps(10)
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:

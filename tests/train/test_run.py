@@ -223,6 +223,17 @@ def test_a_run_from_before_devices_were_recorded(
         assert [start.get("step") for start in starts(tmp_path / "run")] == [None, 1]
 
 
+@pytest.mark.parametrize(("decay", "fraction"), [(None, 0.25), (3, 0.75), (0, 0.0), (1, 0.25)])
+def test_a_run_from_before_the_decay_was_a_fraction(
+    decay: int | None, fraction: float, store: TokenStore, tmp_path: Path
+) -> None:
+    train(store, tmp_path / "run", 1)
+    saved = written(tmp_path / "run")
+    saved["optimizer"]["decay"] = decay
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert RunFolder(tmp_path / "run").read().optimizer.decay == fraction
+
+
 # --fresh
 
 

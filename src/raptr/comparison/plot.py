@@ -1,6 +1,7 @@
 """The picture of a comparison: what each entry reached, and how that depends on the learning rate."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from raptr.comparison.table import Outcome, Row, finals
+from raptr.comparison.outcomes import Outcome
+from raptr.comparison.table import Row, finals
 from raptr.report.plots import COLOURS, DPI, INK, MARKERS, WIDTH, clean, legend_below
 
 HEIGHT, LINE = 440, 26  # pixels: of the figure without its entries, and of each of them
-SPREAD = 2.0  # losses further above the best than this many times the spread of the finals are cut off
+SPREAD = 2.0  # losses further above the best than this many times the spread of the finals leave the panel
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *
 
 
 def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], lines: tuple[str, str]) -> None:
-    """A point with its standard error for each entry, the best on top; full training's two lengths as lines."""
+    """A point with its 95% interval for each entry, the best on top; full training's two lengths as lines."""
     axes.set_title("held-out loss at each entry's best learning rate", fontsize=10, color=INK)
-    axes.set_xlabel("held-out loss", color=INK)
+    axes.set_xlabel("held-out loss; bars are 95% intervals over the seeds", color=INK)
     ordered = sorted(final, key=lambda row: row.loss.mean if row.loss and row.best else math.inf)
     for place, row in enumerate(ordered):
         look = looks[row.label]
@@ -65,7 +67,7 @@ def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], l
         axes.errorbar(
             row.loss.mean,
             place,
-            xerr=row.loss.error,
+            xerr=row.loss.interval,
             color=look.colour,
             marker=look.marker,
             markersize=7,
@@ -84,29 +86,54 @@ def _named(row: Row) -> str:
 
 
 def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:
-    """Loss against the learning rate, the best one ringed, those with a diverged run as crosses on top."""
-    crossed = " (×: a run diverged)" if any(row.diverged for row in table) else ""
-    axes.set_title(f"loss at every learning rate{crossed}", fontsize=10, color=INK)
+    """Loss against the learning rate, the best one ringed; crosses on top diverged, losses on top lie above."""
+    bottom, top = _limits(_ends(table), _ends(finals(table)))
+    beyond = [row for row in table if row.loss and not row.diverged and row.loss.mean > top]
+    marks = ["×: a run diverged"] * any(row.diverged for row in table)
+    marks += ["▲: above the panel, with its loss"] * bool(beyond)
+    named = f" ({'; '.join(marks)})" if marks else ""
+    axes.set_title(f"loss at every learning rate{named}", fontsize=10, color=INK)
     axes.set_xlabel("peak learning rate", color=INK)
     axes.set_xscale("log")
     for label, look in looks.items():
         own = sorted((row for row in table if row.label == label), key=lambda row: row.peak)
         whole = [row for row in own if row.loss and not row.diverged]
         x, y = [row.peak for row in whole], [row.loss.mean for row in whole if row.loss]
-        errors = [(row.loss and row.loss.error) or 0.0 for row in whole]
+        errors = [(row.loss and row.loss.interval) or 0.0 for row in whole]
         axes.errorbar(x, y, yerr=errors, color=look.colour, marker=look.marker, markersize=5, capsize=2, gid=label)
         for row in own:
             if row.best and row.loss:
                 axes.plot(row.peak, row.loss.mean, "o", markersize=12, color=look.colour, fillstyle="none")
             if row.diverged:
-                top = axes.get_xaxis_transform()
-                axes.plot(row.peak, 0.98, "x", color=look.colour, transform=top, clip_on=False, gid="diverged")
-    axes.set_ylim(*_limits(_ends(table), _ends(finals(table))))
+                frame = axes.get_xaxis_transform()
+                axes.plot(row.peak, 0.98, "x", color=look.colour, transform=frame, clip_on=False, gid="diverged")
+    axes.set_ylim(bottom, top)
     axes.margins(x=0.08)
+    _name_beyond(axes, beyond, looks)
     tried = sorted({row.peak for row in table})
     axes.xaxis.set_major_locator(FixedLocator(tried))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _name_beyond(axes: Axes, beyond: Sequence[Row], looks: Mapping[str, _Look]) -> None:
+    """The losses that lie above the panel, written at its upper edge, one below the other."""
+    at_peak: Counter[float] = Counter()
+    for row in sorted(beyond, key=lambda row: -(row.loss.mean if row.loss else 0.0)):
+        assert row.loss
+        colour, place = looks[row.label].colour, (row.peak, 0.96 - 0.045 * at_peak[row.peak])
+        frame = axes.get_xaxis_transform()
+        axes.annotate(
+            f"▲ {row.loss.mean:.2f}",
+            place,
+            xycoords=frame,
+            color=colour,
+            ha="center",
+            va="top",
+            fontsize=8,
+            gid="beyond",
+        )
+        at_peak[row.peak] += 1
 
 
 def _draw_curves(
@@ -143,5 +170,5 @@ def _limits(shown: Sequence[float], final: Sequence[float]) -> tuple[float, floa
 
 
 def _ends(some: Sequence[Row]) -> list[float]:
-    """The ends of the rows' error bars."""
-    return [row.loss.mean + side * (row.loss.error or 0.0) for row in some if row.loss for side in (-1, 1)]
+    """The ends of the rows' intervals, where there are several seeds."""
+    return [row.loss.mean + side * (row.loss.interval or 0.0) for row in some if row.loss for side in (-1, 1)]

@@ -1,8 +1,11 @@
-"""What a comparison found, read from its run folders and written as Markdown, JSON and PNG."""
+"""What a comparison found: its record as JSON, and the tables and the plot that are drawn from that record alone.
+
+The record holds every number of the finished runs, the configuration of each entry and where the runs were made, so
+`redraw` makes the page and the picture again at any time, without the run folders.
+"""
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,71 +13,95 @@ from typing import Any
 import yaml
 from rich.console import Group
 
+from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
-from raptr.comparison.run import RUNS, read_outcome
 from raptr.comparison.spec import FULL, REDUCED, Comparison, PlannedRun
-from raptr.comparison.table import Outcome, Row, finals, markdown, notes, plain, rich_table, rows, timed
+from raptr.comparison.table import Row, finals, markdown, notes, plain, rich_table, rows, timed
+from raptr.data import TokenStore
 from raptr.report.plots import save
-from raptr.report.runs import Run, read_run
+from raptr.report.runs import Run
 from raptr.train.run import write_file
 
 NAME = "compare"
 MACHINE = ("processor", "gpu", "threads")
+Finished = Sequence[tuple[PlannedRun, Run, Outcome]]
 
 
-def write_results(comparison: Comparison, out: Path) -> Group | None:
-    """Write the tables and the plot over the finished runs; returns the final table (None: no run is finished)."""
-    found = read_finished(comparison, out)
-    if not found:
+def write_results(
+    comparison: Comparison, finished: Finished, planned: int, store: TokenStore, out: Path
+) -> Group | None:
+    """Write the record, the tables and the plot over the finished runs; returns the final table (None: no run is)."""
+    if not finished:
         return None
-    outcomes = [outcome for _, _, outcome in found]
-    grids = {entry.label: entry.peaks for entry in comparison.entries}
-    table = rows(outcomes, grids, full=FULL, reduced=REDUCED, full_flops=comparison.full_flops)
-    environments = [run.environment for _, run, _ in found]
-    described = {
+    record = plain(_record(comparison, finished, planned, store))
+    table = read_rows(record)
+    record |= plain({"best": [asdict(row) for row in finals(table)], "rows": [asdict(row) for row in table]})
+    write_file(out / f"{NAME}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    redraw(record, out)
+    caption = " ".join([record["budget"], *notes(table)])
+    return rich_table(finals(table), f"Comparison: {_title(record)}", caption)
+
+
+def redraw(record: Mapping[str, Any], out: Path) -> None:
+    """Make the page and the plot of a comparison's record."""
+    save(picture(record), out / f"{NAME}.png")
+    write_file(out / f"{NAME}.md", _page(record, read_rows(record)))
+
+
+def picture(record: Mapping[str, Any]) -> Any:
+    """The figure of a comparison's record."""
+    return draw(read_rows(record), read_outcomes(record), record["full_flops"], full=FULL, reduced=REDUCED)
+
+
+def read_rows(record: Mapping[str, Any]) -> list[Row]:
+    """The statistics of a comparison's record."""
+    outcomes = read_outcomes(record)
+    grids = {label: sorted({run.peak for run in outcomes if run.label == label}) for label in record["configs"]}
+    return rows(outcomes, grids, full=FULL, reduced=REDUCED, full_flops=record["full_flops"])
+
+
+def read_outcomes(record: Mapping[str, Any]) -> list[Outcome]:
+    """The runs of a comparison's record."""
+    return [
+        Outcome(
+            **{key: value for key, value in run.items() if key not in ("curve", "environment", "tokens")},
+            curve=tuple((step, flops, float("nan") if loss is None else loss) for step, flops, loss in run["curve"]),
+        )
+        for run in record["runs"]
+    ]
+
+
+def _record(comparison: Comparison, finished: Finished, planned: int, store: TokenStore) -> dict[str, Any]:
+    environments: list[Mapping[str, Any]] = []
+    configs: dict[str, Mapping[str, Any]] = {}
+    runs = []
+    for planned_run, run, outcome in finished:
+        if run.environment not in environments:
+            environments.append(run.environment)
+        configs.setdefault(outcome.label, run.config)
+        train, data = planned_run.config.train, planned_run.config.data
+        tokens = outcome.steps * train.batch * data.length
+        runs.append({**asdict(outcome), "tokens": tokens, "environment": environments.index(run.environment)})
+    return {
         "comparison": dict(comparison.given),
-        "finished": len(found),
-        "planned": len(comparison.runs),
-        "partial": len(found) < len(comparison.runs),
+        "budget": budget(comparison),
+        "finished": len(finished),
+        "planned": planned,
         "full_flops": comparison.full_flops,
-        "reduced_fraction": comparison.fraction,
-        "best": [asdict(row) for row in finals(table)],
-        "rows": [asdict(row) for row in table],
-        "runs": [
-            {
-                **asdict(outcome),
-                "relative_flops": outcome.flops / comparison.full_flops,
-                "planned_flops": planned.entry.flops,
-                "folder": str(run.path.relative_to(out)),
-                "config": dict(run.config),
-                "environment": dict(run.environment),
-            }
-            for planned, run, outcome in found
-        ],
+        "data": {
+            "fingerprint": store.fingerprint,
+            "tokens": {part.name: part.total("train") for part in store.manifest.domains},
+        },
+        "configs": configs,  # of each entry's first run; others have their own peak and seed
+        "environments": environments,
+        "runs": runs,
     }
-    save(draw(table, outcomes, comparison.full_flops, full=FULL, reduced=REDUCED), out / f"{NAME}.png")
-    write_file(out / f"{NAME}.json", json.dumps(plain(described), indent=1, allow_nan=False) + "\n")
-    write_file(out / f"{NAME}.md", _page(comparison, table, len(found), environments))
-    caption = " ".join([budget(comparison), *notes(table)])
-    return rich_table(finals(table), f"Comparison: {_title(comparison, len(found))}", caption)
-
-
-def read_finished(comparison: Comparison, out: Path) -> list[tuple[PlannedRun, Run, Outcome]]:
-    """Every finished run with its records and what it came to."""
-    found = []
-    for planned in comparison.runs:
-        folder = out / RUNS / planned.name
-        known = read_outcome(folder)
-        if known is not None:
-            run = read_run(folder)
-            found.append((planned, run, _outcome(planned, run, known)))
-    return found
 
 
 def budget(comparison: Comparison) -> str:
     """How long each run is, in a sentence."""
     full = next(entry for entry in comparison.entries if entry.label == FULL)
-    decay = f"Learning rates decay over the last {full.config.optimizer.decay:,} steps of every run."
+    decay = f"Learning rates decay over the last {full.config.optimizer.decay:.0%} of every run's steps."
     given = comparison.given.get("flops")
     if given is not None:
         said = f"Every entry spends {given:g} of the FLOPs of full training over {full.steps:,} steps"
@@ -87,44 +114,27 @@ def budget(comparison: Comparison) -> str:
     return f"{said}. {decay}"
 
 
-def _outcome(planned: PlannedRun, run: Run, known: Mapping[str, Any]) -> Outcome:
-    final, diverged = run.evals[-1], known["diverged"]
-    if diverged is None and not math.isfinite(final.loss):
-        diverged = final.step
-    return Outcome(
-        label=planned.entry.label,
-        peak=planned.peak,
-        seed=planned.seed,
-        steps=planned.entry.steps,
-        loss=None if diverged is not None else final.loss,
-        diverged=diverged,
-        flops=run.last.flops,
-        seconds=run.last.seconds if known.get("jobs", 1) == 1 else None,
-        curve=tuple((record.step, record.flops, record.loss) for record in run.evals),
-    )
+def _title(record: Mapping[str, Any]) -> str:
+    finished, planned = record["finished"], record["planned"]
+    return f"{finished} runs" if finished == planned else f"PARTIAL: {finished} of {planned} runs"
 
 
-def _title(comparison: Comparison, finished: int) -> str:
-    total = len(comparison.runs)
-    return f"{finished} runs" if finished == total else f"PARTIAL: {finished} of {total} runs"
-
-
-def _page(comparison: Comparison, table: list[Row], finished: int, environments: list[Mapping[str, Any]]) -> str:
-    parts = [f"# Comparison: {_title(comparison, finished)}", budget(comparison)]
+def _page(record: Mapping[str, Any], table: list[Row]) -> str:
+    parts = [f"# Comparison: {_title(record)}", record["budget"]]
     times = "times are training alone" if timed(table) else "runs were made several at once, so no times are given"
     parts.append(f"FLOPs are the whole model's, relative to full training over all its steps; {times}.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
     parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
     if len(table) > len(finals(table)):
-        chosen = "The best learning rate of an entry is chosen by these same losses."
+        chosen = "The best learning rate of an entry is chosen by these same losses, on the seeds that all rates have."
         parts += ["## Every learning rate", chosen, markdown(table).rstrip()]
-    parts += ["## Where", _where(environments)]
-    written = yaml.safe_dump(dict(comparison.given), sort_keys=False, allow_unicode=True).rstrip()
+    parts += ["## Where", _where(record["environments"])]
+    written = yaml.safe_dump(dict(record["comparison"]), sort_keys=False, allow_unicode=True).rstrip()
     parts += ["## What was asked", f"```yaml\n{written}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _where(environments: list[Mapping[str, Any]]) -> str:
+def _where(environments: Sequence[Mapping[str, Any]]) -> str:
     """The machines, versions and commits of the runs."""
     shown = ("processor", "gpu", "cores", "threads", "python", "torch", "commit")
     lines = dict.fromkeys(", ".join(f"{key} {e[key]}" for key in shown if e.get(key) is not None) for e in environments)

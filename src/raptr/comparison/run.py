@@ -15,21 +15,24 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress
 
-from raptr.comparison.spec import PlannedRun, read_comparison, read_file
+from raptr.comparison.outcomes import OUTCOME, RUNS, Outcome, read_finished, read_note
+from raptr.comparison.search import wanted
+from raptr.comparison.spec import FULL, Comparison, PlannedRun, read_comparison, read_file
+from raptr.report.runs import Run
 from raptr.train.config import differences
 from raptr.train.loop import open_data, pretrain
 from raptr.train.run import RunFolder, write_file
@@ -38,8 +41,6 @@ from raptr.train.safety import Diverged, StopRequest, locked
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Lock as SharedLock
 
-RUNS = "runs"
-OUTCOME = "outcome.json"
 PATIENCE = 0.5  # seconds between looks at whether to stop
 
 
@@ -62,10 +63,10 @@ class _Task:
     @property
     def state(self) -> str:
         """How far the run came."""
-        outcome = read_outcome(self.folder)
-        if outcome is None:
+        note = read_note(self.folder)
+        if note is None:
             return "stopped"
-        return "finished" if outcome["diverged"] is None else f"diverged in step {outcome['diverged']}"
+        return "finished" if note["diverged"] is None else f"diverged in step {note['diverged']}"
 
     def train(self, stop: StopRequest, console: Console) -> None:
         """Bring the run to its end, or as far as it comes before a stop."""
@@ -113,47 +114,84 @@ def compare(
         raise ValueError(f"jobs is {jobs}; 1 or more are allowed")
     console = console or Console(stderr=True)
     comparison = read_comparison(read_file(spec) if isinstance(spec, Path) else spec, device=device)
-    runs, stop = comparison.runs, StopRequest()
-    folders = [out / RUNS / run.name for run in runs]
+    stop = StopRequest()
     with locked(out), stop.listening():
-        data = open_data(runs[0].config, folders[0], console).fingerprint
-        for run, folder in zip(runs, folders, strict=True):
-            _refuse_other(run, folder, data)
-        tasks = [
-            _Task(run, folder, f"{number} of {len(runs)}", data, jobs, keep_models)
-            for number, (run, folder) in enumerate(zip(runs, folders, strict=True), start=1)
+        store = open_data(comparison.entries[0].config, out / RUNS / FULL, console)
+        progress = _Progress(comparison, out, store.fingerprint, jobs, keep_models)
+        for task in progress.tasks():
+            _refuse_other(task)
+        for done in (_one_by_one if jobs == 1 else _at_once)(progress, stop, console):
+            seed = [task for task in progress.tasks() if task.run.seed == done.run.seed]
+            if all(task.finished for task in seed) and progress.unfinished():
+                write_results(comparison, progress.finished(), progress.planned, store, out)  # what a kill leaves
+        finished, planned = progress.finished(), progress.planned
+        table = write_results(comparison, finished, planned, store, out)
+    return Compared(out, len(finished), planned, table, stopped=len(finished) < planned)
+
+
+@final
+class _Progress:
+    """Which runs the comparison wants, and which of them are finished; each finished one is read once."""
+
+    def __init__(self, comparison: Comparison, out: Path, data: str, jobs: int, keep_models: bool) -> None:
+        self._comparison, self._out, self._data, self.jobs, self._keep = comparison, out, data, jobs, keep_models
+        self._read: dict[Path, tuple[Run, Outcome]] = {}
+
+    def tasks(self) -> list[_Task]:
+        """Every run that is wanted by now."""
+        while True:  # what is finished may make the comparison want more, some of it finished too
+            runs = wanted(self._comparison, [outcome for _, outcome in self._read.values()])
+            if not self._look(runs):
+                break
+        return [
+            _Task(run, self._folder(run), f"{number} of {len(runs)}", self._data, self.jobs, self._keep)
+            for number, run in enumerate(runs, start=1)
         ]
-        todo = [task for task in tasks if not task.finished]
-        for done in (_one_by_one if jobs == 1 else _at_once)(todo, stop, console):
-            seed = [task for task in tasks if task.run.seed == done.run.seed]
-            if all(task.finished for task in seed) and not all(task.finished for task in tasks):
-                write_results(comparison, out)  # what a kill in the next seed leaves
-        table = write_results(comparison, out)
-    finished = sum(task.finished for task in tasks)
-    return Compared(out, finished, len(runs), table, stopped=finished < len(runs))
+
+    def unfinished(self) -> list[_Task]:
+        """The runs that are wanted and not finished."""
+        return [task for task in self.tasks() if not task.finished]
+
+    @property
+    def planned(self) -> int:
+        """How many runs there will be, as far as that is known by now."""
+        known = len(self.tasks())
+        return max(known, self._comparison.count) if self.unfinished() else known
+
+    def finished(self) -> list[tuple[PlannedRun, Run, Outcome]]:
+        """Every finished run with its records and what it came to."""
+        return [(task.run, *self._read[task.folder]) for task in self.tasks() if task.folder in self._read]
+
+    def _look(self, runs: Sequence[PlannedRun]) -> bool:
+        """Read the runs that were finished since the last look; whether there were any."""
+        before = len(self._read)
+        for run in runs:
+            folder = self._folder(run)
+            if folder not in self._read:
+                read = read_finished(folder, label=run.entry.label, peak=run.peak, seed=run.seed, steps=run.entry.steps)
+                if read is not None:
+                    self._read[folder] = read
+        return len(self._read) > before
+
+    def _folder(self, run: PlannedRun) -> Path:
+        return self._out / RUNS / run.name
 
 
-def read_outcome(folder: Path) -> dict[str, Any] | None:
-    """What is known of a finished run beside its metrics: the step it diverged in, its data, how many ran at once."""
-    path = folder / OUTCOME
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _one_by_one(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> Iterator[_Task]:
+def _one_by_one(progress: _Progress, stop: StopRequest, console: Console) -> Iterator[_Task]:
     """Make the runs in turn until asked to stop; gives each that was made."""
-    for task in tasks:
-        if stop.asked:
-            return
+    while not stop.asked and (left := progress.unfinished()):
+        task = left[0]
         console.print(f"run {task.place}: {escape(str(task.run))}", highlight=False)
         task.train(stop, console)
         yield task
 
 
-def _at_once(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> Iterator[_Task]:
+def _at_once(progress: _Progress, stop: StopRequest, console: Console) -> Iterator[_Task]:
     """Make the runs in several processes until asked to stop; gives each that was made."""
-    if not tasks:
+    first = progress.unfinished()
+    if not first:
         return
-    jobs, device = tasks[0].jobs, tasks[0].run.config.train.resolve_device()
+    jobs, device = progress.jobs, first[0].run.config.train.resolve_device()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     ear, mouth = context.Pipe(duplex=False)
     given = (ear, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
@@ -161,17 +199,28 @@ def _at_once(tasks: Sequence[_Task], stop: StopRequest, console: Console) -> Ite
         ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given) as pool,
         Progress(console=console) as bar,
     ):
-        shown = bar.add_task("runs", total=len(tasks))
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which processes inherit: Ctrl-C is for this one to hear
-        waiting = {pool.submit(_make, task): task for task in tasks}
-        signal.signal(signal.SIGINT, before)
+        shown = bar.add_task("runs", total=len(first))
+        waiting: dict[Future[None], _Task] = {}
+        submitted: set[Path] = set()
+
+        def submit(tasks: Iterable[_Task]) -> None:
+            # Processes start here and inherit this: Ctrl-C is for the parent alone to hear.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for task in tasks:
+                if task.folder not in submitted:
+                    submitted.add(task.folder)
+                    waiting[pool.submit(_make, task)] = task
+            signal.signal(signal.SIGINT, before)
+
+        submit(first)
         try:
             while waiting and not stop.asked:
                 for future in wait(waiting, PATIENCE, FIRST_COMPLETED).done:
                     task = waiting.pop(future)
                     future.result()
                     bar.console.print(f"run {task.place} {task.state}: {escape(str(task.run))}", highlight=False)
-                    bar.advance(shown)
+                    submit(progress.unfinished())
+                    bar.update(shown, advance=1, total=len(submitted))
                     yield task
         except BrokenProcessPool:
             raise ValueError(
@@ -210,21 +259,22 @@ def _make(task: _Task) -> None:
             task.train(_asked, Console(quiet=True))
 
 
-def _refuse_other(run: PlannedRun, folder: Path, data: str) -> None:
+def _refuse_other(task: _Task) -> None:
     """Refuse a run that is there but is not the one wanted."""
-    if not RunFolder(folder).config.exists():
+    folder = RunFolder(task.folder)
+    if not folder.config.exists():
         return
-    begun = RunFolder(folder).read()
-    old, new = begun.mapping(), run.config.following(begun).mapping()
+    begun = folder.read()
+    old, new = begun.mapping(), task.run.config.following(begun).mapping()
     changed = [f"{key}: {change}" for key, change in differences(old, new).items()]
     judged = [mapping["train"]["eval_samples"] for mapping in (old, new)]
     if judged[0] != judged[1]:  # free in a run of its own, but losses on other samples do not compare
         changed.append(f"train.eval_samples: was {judged[0]}, now {judged[1]}")
-    outcome = read_outcome(folder)
-    if outcome is not None and outcome["data"] != data:
-        changed.append(f"the data's fingerprint: was {outcome['data']}, now {data}")
+    note = read_note(task.folder)
+    if note is not None and note["data"] != task.data:
+        changed.append(f"the data's fingerprint: was {note['data']}, now {task.data}")
     if changed:
         raise ValueError(
-            f"the run in {str(folder)!r} was made with other settings ({'; '.join(changed)}); "
+            f"the run in {str(task.folder)!r} was made with other settings ({'; '.join(changed)}); "
             "go on with the old ones, compare in another folder, or remove that run"
         )

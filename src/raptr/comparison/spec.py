@@ -5,6 +5,8 @@
       train: {steps: 2000, batch: 64}
     seeds: [0, 1, 2]
     peaks: [5.0e-4, 1.0e-3, 2.0e-3]   optional: the learning rates of every entry that names none
+    tune: [0]                         optional: the seeds on which learning rates are compared; others run at the best
+    widen: true                       optional: extend a grid by factors of two until its best rate lies inside
     flops: 0.75                       optional: every entry gets this fraction of full training's FLOPs
     entries:                          a method each, as under `method` in config.yaml
       full: {name: full}
@@ -14,15 +16,17 @@
 Without `flops` every entry takes train.steps steps and spends what it spends. With it, every entry takes as many steps
 as its budget pays for, by the closed form of its whole plan, expected FLOPs where it draws at random. A shorter full
 training is always there too, `full (reduced)`, since that is what a cheaper method must beat: at the budget, or,
-without one, at the mean FLOPs of the entries that cost less than full training. Warm-up and decay last as many steps in
-every run, and every learning rate has decayed when its run ends.
+without one, at the mean FLOPs of the entries that cost less than full training. The warm-up lasts as many steps in
+every run; the decay lasts the same fraction of each run's own steps, and every learning rate has decayed at its end.
+
+Which runs there are can depend on what others came to (`tune`, `widen`): see search.py.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +87,41 @@ class Comparison:
     given: Mapping[str, Any]
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
+    tune: tuple[int, ...]
+    widen: bool
     full_flops: float
     fraction: float | None
 
-    @cached_property
-    def runs(self) -> tuple[PlannedRun, ...]:
-        """Every run, seed by seed, so that a comparison that was stopped has whole seeds."""
-        return tuple(
-            PlannedRun(entry, peak, seed, at(entry.config, peak=peak, seed=seed))
-            for seed in self.seeds
-            for entry in self.entries
-            for peak in entry.peaks
-        )
+    @property
+    def count(self) -> int:
+        """How many runs there are if no grid is widened."""
+        others = len(self.seeds) - len(self.tune)
+        return sum(len(entry.peaks) * len(self.tune) + others for entry in self.entries)
+
+    @property
+    def planned_flops(self) -> float:
+        """What these runs cost."""
+        others = len(self.seeds) - len(self.tune)
+        return sum(entry.flops * (len(entry.peaks) * len(self.tune) + others) for entry in self.entries)
 
     def table(self) -> Table:
         """The entries for a terminal, before anything is trained."""
-        table = Table(title=f"{len(self.runs)} runs, with seeds {', '.join(map(str, self.seeds))}", box=SIMPLE)
+        title = f"{self.count} runs{', or more' if self.widen else ''}, with seeds {', '.join(map(str, self.seeds))}"
+        table = Table(title=title, box=SIMPLE)
         for column in ("entry", "peaks", "steps", "FLOPs"):
             table.add_column(column, justify="left" if column == "entry" else "right", overflow="fold")
         for entry in self.entries:
             peaks, flops = ", ".join(f"{peak:g}" for peak in entry.peaks), f"{entry.flops / self.full_flops:.3f}"
             table.add_row(Text(entry.label), peaks, f"{entry.steps:,}", flops)
-        total = sum(run.entry.flops for run in self.runs)
         table.caption = (
-            f"FLOPs are the whole model's, relative to full; {total:.3g} in all, "
-            f"{total / self.full_flops:.1f} times those of one full run"
+            f"FLOPs are the whole model's, relative to full; {self.planned_flops:.3g} in all, "
+            f"{self.planned_flops / self.full_flops:.1f} times those of one full run"
         )
+        if len(self.tune) < len(self.seeds):
+            tuned = ", ".join(map(str, self.tune))
+            table.caption += f". Learning rates are compared on seeds {tuned}; other seeds run at the best one."
+        if self.widen:
+            table.caption += " A best learning rate at the edge of its grid extends the grid by a factor of two."
         return table
 
 
@@ -121,6 +134,8 @@ class _Spec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     peaks: tuple[float, ...] | None = None
+    tune: tuple[int, ...] | None = None
+    widen: bool = False
     flops: float | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +147,9 @@ class _Spec:
             raise ValueError(f"flops is {self.flops!r}; a number above 0 to 1, full training's, is allowed")
         _check_list("seeds", self.seeds)
         _check_list("peaks", self.peaks)
+        _check_list("tune", self.tune)
+        if not set(self.tune or ()) <= set(self.seeds):
+            raise ValueError(f"tune is {list(self.tune or ())}; seeds of the list under seeds are allowed")
 
 
 @dataclass(frozen=True)
@@ -175,10 +193,15 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
         given=dict(given),
         entries=tuple(ordered.values()),
         seeds=spec.seeds,
+        tune=spec.tune or spec.seeds,
+        widen=spec.widen,
         full_flops=full.flops,
         fraction=fraction if shorter else None,
     )
-    assert comparison.runs  # built here, so that a bad seed or learning rate is refused before anything runs
+    for entry in comparison.entries:  # a bad seed or learning rate is refused before anything runs
+        for peak in entry.peaks:
+            for seed in spec.seeds:
+                at(entry.config, peak=peak, seed=seed)
     return comparison
 
 
@@ -200,7 +223,7 @@ def cost(config: Config, vocabulary: int, steps: int) -> float:
     """The whole model's FLOPs of a run of `steps` steps, planned."""
     dimensions = config.model.build(vocabulary, config.data.length)
     # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
-    plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0))
+    plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
     method = at(plain, steps=steps).make_method(dimensions)
     data = config.data
     return planned_flops(dimensions, method, sequences=config.train.batch, length=data.length, masked=data.masked).total
@@ -223,7 +246,7 @@ def slug(label: str) -> str:
 
 
 def _base(spec: _Spec, device: str | None) -> Config:
-    """The settings that all entries share, with the decay as a number of steps."""
+    """The settings that all entries share."""
     recipe = RECIPES[spec.recipe]() if spec.recipe else {}
     merged: dict[str, dict[str, Any]] = {section: {**recipe.get(section, {})} for section in SECTIONS}
     for section, given in spec.settings.items():
@@ -241,9 +264,7 @@ def _base(spec: _Spec, device: str | None) -> Config:
     if spec.peaks is not None and "peak" in spec.settings.get("optimizer", {}):
         raise ValueError("settings.optimizer.peak and peaks are both given; one of them is allowed")
     merged["train"] = {"keep": 1, **merged["train"], **({"device": device} if device else {})}
-    base = Config.read({**merged, "method": {"name": FULL}})
-    decay = base.optimizer.decay_steps(base.train.steps)
-    return replace(base, optimizer=replace(base.optimizer, decay=decay))
+    return Config.read({**merged, "method": {"name": FULL}})
 
 
 def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:

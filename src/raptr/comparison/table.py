@@ -1,12 +1,16 @@
 """The statistics of a comparison and its tables.
 
-A row is an entry at one learning rate: the mean over seeds with its standard error, and the paired differences to full
+A row is an entry at one learning rate: the mean over seeds with its 95% interval, and the paired differences to full
 training and to reduced full training, each at its best learning rate, over the seeds that both have finished. An
 entry's best learning rate has the lowest mean loss over the seeds that all its learning rates have finished; one at
 which a run diverged is never the best.
+
+Intervals are Student's: with three seeds 4.3 standard errors to either side, with two 12.7.
 """
 
+import html
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -17,30 +21,22 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from raptr.comparison.outcomes import Outcome
 from raptr.report.units import duration
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run came to; `loss` is None where it diverged, at step `diverged`."""
-
-    label: str
-    peak: float
-    seed: int
-    steps: int
-    loss: float | None
-    diverged: int | None
-    flops: float
-    seconds: float | None  # None: others ran beside it
-    curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
+# Student's t at 0.975 for 1 to 30 degrees of freedom
+T95: tuple[float, ...] = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
+    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over n seeds and its standard error; None for the error of a single one."""
+    """A mean over n seeds and the half-width of its 95% interval; None for that of a single one."""
 
     mean: float
-    error: float | None
+    interval: float | None
     n: int
 
 
@@ -118,12 +114,13 @@ def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | 
 
 
 def mean(values: Iterable[float]) -> Mean | None:
-    """The mean and its standard error: the sample deviation over √n."""
+    """The mean and its 95% interval: t times the sample deviation over √n."""
     listed = list(values)
     if not listed:
         return None
-    error = stdev(listed) / math.sqrt(len(listed)) if len(listed) > 1 else None
-    return Mean(fmean(listed), error, len(listed))
+    n = len(listed)
+    interval = T95[min(n - 1, len(T95)) - 1] * stdev(listed) / math.sqrt(n) if n > 1 else None
+    return Mean(fmean(listed), interval, n)
 
 
 @dataclass(frozen=True)
@@ -134,14 +131,19 @@ class _Column:
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+    """The rows as a Markdown table; what a label has of Markdown's and HTML's signs is shown as it stands."""
     columns = _columns(table)
     lines = [
         [column.heading for column in columns],
         ["---" if column.text else "---:" for column in columns],
-        *([column.cell(row).replace("|", r"\|") for column in columns] for row in table),
+        *([escaped(column.cell(row)) if column.text else column.cell(row) for column in columns] for row in table),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """A text as Markdown that shows it unchanged."""
+    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", html.escape(text, quote=False))
 
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
@@ -159,7 +161,7 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
 def notes(table: Sequence[Row]) -> list[str]:
     """What a reader of the table must know about its marks."""
     ratio = "; ratio is that of times to full's" if timed(table) else ""
-    said = [f"± is the standard error over the seeds; differences are paired by seed{ratio}."]
+    said = [f"± is a 95% interval over the seeds (Student's t); differences are paired by seed{ratio}."]
     if any(row.edge for row in table):
         said.append("Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss.")
     for row in table:
@@ -225,7 +227,7 @@ def _signed(value: Mean | None) -> str:
 
 
 def _error(value: Mean) -> str:
-    return "" if value.error is None else f" ± {value.error:.4f}"
+    return "" if value.interval is None else f" ± {value.interval:.4f}"
 
 
 def _fixed(value: float | None, digits: int) -> str:

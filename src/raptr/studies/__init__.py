@@ -4,8 +4,9 @@ from raptr.studies.boolean import BOOLEAN
 from raptr.studies.contract import Study, conduct
 from raptr.studies.linear import LINEAR
 from raptr.studies.polynomial import POLYNOMIAL
+from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH
 from raptr.studies.stability import study_stability
 
-STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, BOOLEAN, LINEAR)}
+STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, POLYNOMIAL_LENGTH, BOOLEAN, LINEAR)}
 
 __all__ = ["STUDIES", "Study", "conduct", "study_stability"]

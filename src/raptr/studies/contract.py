@@ -23,7 +23,7 @@ from raptr.train.run import environment
 
 
 class Run(Protocol):
-    """Compute the numbers of a study into its folder; `seeds` repetitions, `small` for two minutes on two cores."""
+    """Compute the numbers of a study into its folder; `seeds` repetitions, `small` for minutes on two cores."""
 
     def __call__(self, folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]: ...
 
@@ -37,10 +37,23 @@ class Study:
     run: Run
     plot: Callable[[dict[str, Any]], Figure]
     seeds: int = 5  # repetitions by default
+    run_at: Callable[[Sequence[int]], Run] | None = None  # for a study that compares lengths: `run` at other lengths
 
 
-def conduct(study: Study, out: Path, *, seeds: int | None, small: bool, device: str, console: Console) -> Path:
-    """Run a study and draw it; returns its folder."""
+def conduct(
+    study: Study,
+    out: Path,
+    *,
+    seeds: int | None,
+    small: bool,
+    device: str,
+    console: Console,
+    steps: Sequence[int] = (),
+) -> Path:
+    """Run a study and draw it; returns its folder. `steps` are the lengths of its runs, if not its own."""
+    run = study.run_at(steps) if study.run_at and steps else study.run
+    if steps and study.run_at is None:
+        raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
     if device == "auto":
@@ -48,7 +61,7 @@ def conduct(study: Study, out: Path, *, seeds: int | None, small: bool, device: 
     folder = out / (f"{study.name}-small" if small else study.name)
     folder.mkdir(parents=True, exist_ok=True)
     repetitions = study.seeds if seeds is None else seeds
-    numbers = study.run(folder, seeds=repetitions, small=small, device=device, console=console)
+    numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
     result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
     write_json(folder / "result.json", result)
     study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)

@@ -15,21 +15,20 @@ layer dropout's branch scale is the layer's scale. The 20 subsets of a degree ar
 small setting has 20 inputs, 10 variables, degrees to 5 and 10 layers.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.errors import LiveError
@@ -38,26 +37,18 @@ from torch import Tensor
 
 from raptr.methods import Method, make_method
 from raptr.studies.contract import Study, mean_and_deviation, parts_together
+from raptr.studies.polynomial_plot import plot
 from raptr.studies.polynomial_target import Evaluation, Points, Target
 from raptr.studies.residual_mlp import Networks, Size, Training
+from raptr.studies.snapshot import read_snapshot, write_snapshot
 from raptr.subnetworks import Shape
 from raptr.train.optimizer import OptimizerSettings
 
-AT_ONCE = 30  # the most runs trained together; what a stopped study loses is one such batch
+AT_ONCE = 30  # the most runs trained together
+SNAPSHOT = "unfinished.safetensors"
 SEARCH = 1000  # the first seed of the learning rate's search; results use seeds from 0 on
 
-# Okabe and Ito's palette, and lines that tell the variants of a method apart.
-COLOURS = {
-    "full": "#222222",
-    "raptr": "#0072B2",
-    "raptr-none": "#56B4E9",
-    "pld": "#D55E00",
-    "pld-matched": "#E69F00",
-    "layer-dropout": "#009E73",
-}
-LINES = {"raptr-none": "--", "pld-matched": "--"}
-METHODS = tuple(COLOURS)
-KINDS = ("low", "middle", "high")
+METHODS = ("full", "raptr", "raptr-none", "pld", "pld-matched", "layer-dropout")
 
 
 @dataclass(frozen=True)
@@ -137,8 +128,12 @@ def train(
     console: Console,
     pool: Executor | None = None,
     dtype: torch.dtype = torch.float32,
+    snapshot: Path | None = None,
 ) -> dict[str, Any]:
-    """Train all runs together; returns the course of each, by its key."""
+    """Train all runs together; returns the course of each, by its key.
+
+    The state at every evaluation is kept in the file `snapshot`, from which a stopped training goes on.
+    """
     seeds = sorted({run.seed for run in runs})
     owner = torch.tensor([seeds.index(run.seed) for run in runs], device=device)
     targets = [Target(setting.variables, setting.degrees, setting.terms, seed) for seed in seeds]
@@ -158,17 +153,25 @@ def train(
         return evaluate(lambda x_RBD: networks.forward(x_RBD, scales_RL))
 
     steps, losses, errors = evaluated_steps(setting), [], []
+    identity = [json.loads(json.dumps(asdict(setting))), [run.key for run in runs], device, str(dtype)]
+    state = None if snapshot is None else read_snapshot(snapshot, identity)
+    if state is not None:
+        losses, errors = [*state["losses"].to(device)], [*state["errors"].to(device)]
+    done = steps[len(losses) - 1] if losses else 0
     with _bar(console) as bar:
         drawn = partial(scales, pool, setting, runs)
-        training = Training(networks, batch, drawn, rates(setting, runs))
-        task = bar.add_task(f"training {len(runs)} runs", total=setting.steps)
-        for step in steps:
+        training = Training(networks, batch, drawn, rates(setting, runs), done=done, state=state)
+        task = bar.add_task(f"training {len(runs)} runs", total=setting.steps, completed=done)
+        for step in steps[len(losses) :]:
             while training.done < step:
                 training.advance(min(step, training.done + max(1, setting.steps // 200)))
                 bar.update(task, completed=training.done)
             loss, error = judged(step)
             losses.append(loss)
             errors.append(error)
+            if snapshot is not None and step:
+                so_far = {"losses": torch.stack(losses), "errors": torch.stack(errors)}
+                write_snapshot(snapshot, identity, {**training.state(), **so_far})
     loss_RE, error_RED = torch.stack(losses, 1), torch.stack(errors, 1)
     floor_RED = loss_RE.unsqueeze(2) * evaluate.noise.unsqueeze(1)
     return {
@@ -206,7 +209,7 @@ def _drawn(setting: Setting, name: str, seed: int, start: int, stop: int) -> NDA
 
 
 @contextmanager
-def _workers(device: str) -> Iterator[Executor | None]:
+def workers(device: str) -> Iterator[Executor | None]:
     """Processes that draw subnetworks while a GPU trains; on the CPU, which has no time to spare, none."""
     if not device.startswith("cuda"):
         yield None
@@ -236,7 +239,7 @@ def _listed(values: Tensor) -> list[Any]:
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
     """Search the learning rate of each method, then train it with fresh seeds."""
-    with _workers(device) as pool:
+    with workers(device) as pool:
         setting = SMALL if small else Setting()
         return study(setting, folder, seeds=seeds, device=device, console=console, pool=pool)
 
@@ -245,25 +248,13 @@ def study(
     setting: Setting, folder: Path, *, seeds: int, device: str, console: Console, pool: Executor | None = None
 ) -> dict[str, Any]:
     """The study under any setting; the processes of `pool` draw the subnetworks, if there is one."""
-    # What is searched belongs to no single run: with another grid, the runs that are there stay.
-    described = {name: value for name, value in asdict(setting).items() if name not in ("rates", "search_seeds")}
-
-    def computed(wanted: Sequence[Part], label: str) -> dict[str, Any]:
-        by_key = {part.key: part for part in wanted}
-
-        def together(keys: Sequence[str]) -> dict[str, Any]:
-            return train(setting, [by_key[key] for key in keys], device=device, console=console, pool=pool)
-
-        batches = math.ceil(len(wanted) / AT_ONCE)
-        at_once = math.ceil(len(wanted) / batches)  # in equal shares, so that no batch is small and slow
-        return parts_together(folder, described, list(by_key), together, console, label, at_once=at_once)
-
+    computed = partial(courses_of, setting, folder, device=device, console=console, pool=pool)
     tried = [SEARCH + number for number in range(setting.search_seeds)]
     grid = [Part(name, rate, seed) for name in METHODS for rate in setting.rates for seed in tried]
-    found = computed(grid, "learning rates")
+    found = computed(grid, label="learning rates")
     search = {
         name: {
-            f"{rate:g}": _spread([found[Part(name, rate, seed).key]["loss"][-1] for seed in tried])[0]
+            f"{rate:g}": spread([found[Part(name, rate, seed).key]["loss"][-1] for seed in tried])[0]
             for rate in setting.rates
         }
         for name in METHODS
@@ -273,96 +264,69 @@ def study(
         for name, losses in search.items()
     }
     chosen = {name: [Part(name, best[name], seed) for seed in range(seeds)] for name in METHODS}
-    courses = computed([part for some in chosen.values() for part in some], "seeds")
+    courses = computed([part for some in chosen.values() for part in some], label="seeds")
     return {
         "setting": asdict(setting),
         "methods": {
             name: {
                 "rate": best[name],
                 "search": search[name],
-                **_described(method_of(name, setting, 0)),
-                **_gathered([courses[part.key] for part in chosen[name]]),
+                **described(method_of(name, setting, 0)),
+                **gathered([courses[part.key] for part in chosen[name]]),
             }
             for name in METHODS
         },
     }
 
 
-def _described(method: Method) -> dict[str, Any]:
+def courses_of(
+    setting: Setting,
+    folder: Path,
+    wanted: Sequence[Part],
+    *,
+    label: str,
+    device: str,
+    console: Console,
+    pool: Executor | None,
+) -> dict[str, Any]:
+    """The course of every run by its key, trained unless it is in the folder."""
+    # What is searched belongs to no single run: with another grid, the runs that are there stay.
+    common = {name: value for name, value in asdict(setting).items() if name not in ("rates", "search_seeds")}
+    by_key, snapshot = {part.key: part for part in wanted}, folder / SNAPSHOT
+
+    def together(keys: Sequence[str]) -> dict[str, Any]:
+        runs = [by_key[key] for key in keys]
+        return train(setting, runs, device=device, console=console, pool=pool, snapshot=snapshot)
+
+    batches = math.ceil(len(wanted) / AT_ONCE)
+    at_once = math.ceil(len(wanted) / batches)  # in equal shares, so that no batch is small and slow
+    courses = parts_together(folder, common, list(by_key), together, console, label, at_once=at_once)
+    snapshot.unlink(missing_ok=True)
+    return courses
+
+
+def described(method: Method) -> dict[str, Any]:
+    """A method's share of the FLOPs, and when its stages change."""
     phases = method.phases()
     layers = sum(phase.size * (phase.stop - phase.start) for phase in phases) / method.steps
     return {"relative_flops": layers / method.target.layers, "transitions": [phase.start for phase in phases[1:]]}
 
 
-def _gathered(courses: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def gathered(courses: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Every seed's course, and mean and deviation over the seeds at the end (null where a run diverged)."""
     degrees = range(len(courses[0]["error"][-1]))
     return {
         "runs": list(courses),
-        "loss": _spread([course["loss"][-1] for course in courses]),
-        "error": [_spread([course["error"][-1][degree] for course in courses]) for degree in degrees],
-        "floor": [_spread([course["floor"][-1][degree] for course in courses])[0] for degree in degrees],
+        "loss": spread([course["loss"][-1] for course in courses]),
+        "error": [spread([course["error"][-1][degree] for course in courses]) for degree in degrees],
+        "floor": [spread([course["floor"][-1][degree] for course in courses])[0] for degree in degrees],
     }
 
 
-def _spread(values: Sequence[float | None]) -> tuple[float, float] | tuple[None, None]:
+def spread(values: Sequence[float | None]) -> tuple[float, float] | tuple[None, None]:
+    """Mean and deviation; None where a run diverged."""
     present = [value for value in values if value is not None]
     return mean_and_deviation(present) if len(present) == len(values) else (None, None)
-
-
-def plot(result: dict[str, Any]) -> Figure:
-    """The evaluation loss, and the error of low, middle and high degrees, over the steps."""
-    degrees = result["setting"]["degrees"]
-    edges = [round(third * degrees / 3) for third in range(4)]
-    groups = [list(range(start, stop)) for start, stop in pairwise(edges)]
-    figure = Figure(figsize=(13, 4.3), layout="constrained", facecolor="white")
-    panels = figure.subplots(1, 4)
-    for axes in panels[2:]:
-        axes.sharey(panels[1])
-    titles = ["evaluation loss", *(_title(kind, group) for kind, group in zip(KINDS, groups, strict=True))]
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("steps")
-        axes.set_yscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        for step in result["methods"]["raptr"]["transitions"]:
-            axes.axvline(step, color=COLOURS["raptr"], alpha=0.5, linewidth=1.0, linestyle=":", zorder=1)
-    for name, numbers in result["methods"].items():
-        runs, look = numbers["runs"], {"color": COLOURS[name], "zorder": 2 + len(COLOURS) - list(COLOURS).index(name)}
-        mean, deviation = numbers["loss"]
-        reached = "diverged" if mean is None else f"{mean:.3g} ± {deviation:.2g}"
-        label = f"{name}, {numbers['relative_flops']:.3f} of the FLOPs: final loss {reached}"
-        curves = [np.array([run["loss"] for run in runs], dtype=float)]
-        curves += [np.array([run["error"] for run in runs], dtype=float)[:, :, group].mean(2) for group in groups]
-        for axes, values in zip(panels, curves, strict=True):
-            middle, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-            axes.plot(runs[0]["steps"], middle, label=label, linewidth=1.6, linestyle=LINES.get(name, "-"), **look)
-            low = np.maximum(middle - spread, middle / 10)  # a band through 0 has no place on this axis
-            axes.fill_between(runs[0]["steps"], low, middle + spread, alpha=0.15, linewidth=0, **look)
-    full = result["methods"]["full"]["runs"]
-    noise = np.array([run["floor"] for run in full], dtype=float).mean(0)
-    for axes, group in zip(panels[1:], groups, strict=True):
-        look = {"color": "#999999", "linewidth": 1.0, "linestyle": "-.", "zorder": 1}
-        axes.plot(full[0]["steps"], noise[:, group].mean(1), label="what sampling adds to the errors of full", **look)
-    handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"Polynomials of degree 1 to {degrees}, {result['setting']['layers']} layers: mean and deviation over "
-        f"{result['seeds']} seeds; dotted: RaPTr's next stage",
-        x=0.01,
-        horizontalalignment="left",
-        fontsize=11,
-        fontweight="bold",
-    )
-    return figure
-
-
-def _title(kind: str, group: Sequence[int]) -> str:
-    first, last = group[0] + 1, group[-1] + 1
-    return f"error of {kind} degrees ({first}{f' to {last}' if last > first else ''})"
 
 
 POLYNOMIAL = Study(

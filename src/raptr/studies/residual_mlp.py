@@ -20,7 +20,7 @@ Letters of shapes: R runs, B batch, D model, F hidden, L layers, T steps, P all 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from raptr.models.init import normal
 
 ALIGNED = 32  # every tensor starts at a multiple of so many numbers; products with unaligned ones are slow
 EAGER_STEPS = 3  # real steps of training before the capture; they warm up the libraries and the optimizer
+MOMENTS = ("exp_avg", "exp_avg_sq")
 AHEAD = 500  # steps whose scales are made and uploaded at once, while the device trains the ones before
 
 
@@ -132,6 +133,7 @@ class Training:
 
     `batch` gives inputs (R, B, D) and targets (R, B) from the step's number, a tensor of one element on the device,
     and `scales` the layer scales (stop - start, R, L) of steps `start` to `stop`; `rates_TR` are learning rates.
+    `state` is what `state()` gave after `done` steps; the weights are then taken from it.
     """
 
     def __init__(
@@ -140,6 +142,9 @@ class Training:
         batch: Callable[[Tensor], tuple[Tensor, Tensor]],
         scales: Callable[[int, int], Tensor],
         rates_TR: Tensor,
+        *,
+        done: int = 0,
+        state: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.networks, self._batch, self._make_scales = networks, batch, scales
         flat, (self.steps, runs) = networks.flat_RP, rates_TR.shape
@@ -147,18 +152,35 @@ class Training:
         self._rates_TR = rates_TR.to(flat)
         self._rates_R = self._rates_TR[0].clone()
         self._scales_TRL = torch.zeros(self.steps, runs, networks.size.layers, dtype=flat.dtype, device=flat.device)
-        self._step = torch.zeros(1, dtype=torch.int64, device=flat.device)
-        parameters = [nn.Parameter(row) for row in flat]
-        for parameter, gradient in zip(parameters, networks.grad_RP, strict=True):
+        self._step = torch.full((1,), done, dtype=torch.int64, device=flat.device)
+        if state is not None:
+            flat.copy_(state["weights"])
+        self._parameters = [nn.Parameter(row) for row in flat]
+        for parameter, gradient in zip(self._parameters, networks.grad_RP, strict=True):
             parameter.grad = gradient
         # One group a run, so that each has its learning rate: a view of a tensor that every step overwrites.
-        groups = [{"params": [p], "lr": rate} for p, rate in zip(parameters, self._rates_R, strict=True)]
+        groups = [{"params": [p], "lr": rate} for p, rate in zip(self._parameters, self._rates_R, strict=True)]
         self._optimizer = torch.optim.Adam(groups, fused=True, capturable=self._cuda)
+        for run, parameter in enumerate(self._parameters if state is not None else ()):
+            assert state is not None
+            moments = {name: state[name][run].to(flat) for name in MOMENTS}
+            step = torch.tensor(float(done), device=flat.device)
+            self._optimizer.state[parameter] = {"step": step, **moments}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
         self._worker = ThreadPoolExecutor(1)
-        self._coming = self._worker.submit(scales, 0, min(AHEAD, self.steps))
-        self.done = 0
+        self._coming = self._worker.submit(scales, done, min(done + AHEAD, self.steps))
+        self.done = self._uploaded = done
+        self._eager = EAGER_STEPS
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that later steps depend on."""
+        assert self.done
+        moments = {
+            name: torch.stack([self._optimizer.state[parameter][name] for parameter in self._parameters])
+            for name in MOMENTS
+        }
+        return {"weights": self.networks.flat_RP, **moments}
 
     def advance(self, stop: int) -> None:
         """Train until `stop` steps have been done."""
@@ -167,7 +189,7 @@ class Training:
             self._stream.wait_stream(torch.cuda.current_stream())
         with _tensor_cores(self._cuda), torch.cuda.stream(self._stream):
             while self.done < stop:
-                if self.done % AHEAD == 0:
+                if self.done == self._uploaded:
                     self._upload()
                 self._one()
                 self.done += 1
@@ -178,13 +200,15 @@ class Training:
         """Take the next scales, which the worker has made, and let it make those after them."""
         start, stop = self.done, min(self.done + AHEAD, self.steps)
         self._scales_TRL[start:stop].copy_(self._coming.result())
+        self._uploaded = stop
         if stop < self.steps:
             self._coming = self._worker.submit(self._make_scales, stop, min(stop + AHEAD, self.steps))
         else:
             self._worker.shutdown()
 
     def _one(self) -> None:
-        if not self._cuda or self.done < EAGER_STEPS:
+        if not self._cuda or self._eager:
+            self._eager = max(0, self._eager - 1)
             self._work()
             return
         if self._graph is None:

@@ -274,6 +274,22 @@ def _has_bfloat16(device: torch.device) -> bool:
     return not there or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings with the later ones in their place.
+
+    Where a method is named later, no setting of an earlier one carries over; where a size is, no dimension.
+    """
+    result: dict[str, Any] = dict(settings)
+    for section, values in later.items():
+        kept = dict(settings.get(section, {}))
+        if section == "method" and "name" in values:
+            kept = {}
+        if section == "model" and "size" in values:
+            kept = {key: value for key, value in kept.items() if key not in DIMENSIONS}
+        result[section] = {**kept, **values}
+    return result
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     """The settings in which two configurations' results differ, each with `was a, now b`."""
     sections = {"train": TrainSettings, "data": DataSettings}

@@ -1,9 +1,8 @@
 """AdamW, its parameter groups, and the learning rate as a pure function of the step.
 
-The learning rate warms up linearly, stays constant, and decays over the last `decay` steps: linearly to
-`floor` of the peak (BERT), or by a cosine (UL2). The length of the decay belongs to the run and not to the
-method, so that methods compare on equal terms; unset, it is the last stage of the recommended schedule: the
-last quarter of training.
+The learning rate warms up linearly, stays constant, and decays over the last part of the run: linearly to `floor`
+of the peak (BERT), or by a cosine (UL2). The length of the decay is a fraction of the run's own steps, a quarter
+unless set otherwise, and does not depend on the method. So a shorter run of a comparison decays on equal terms.
 """
 
 import math
@@ -23,7 +22,7 @@ class OptimizerSettings:
 
     peak: float = 1e-3
     warmup: int = 0
-    decay: int | None = None
+    decay: float = 0.25  # the last part of the run in which the learning rate falls, as a fraction of its steps
     decay_shape: Literal["linear", "cosine"] = "linear"
     floor: float = 0.0  # the learning rate at the end, as a fraction of the peak
     weight_decay: float = 0.01
@@ -41,21 +40,21 @@ class OptimizerSettings:
             _check(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
         largest = torch.finfo(torch.float32).max * (1 - self.beta1)  # AdamW's first step divides by 1 - beta1
         _check("peak", self.peak, 0 < self.peak <= largest, f"a number above 0 and up to {largest:.3g}")
-        _check("floor", self.floor, 0 <= self.floor <= 1, "a number from 0 to 1")
+        for name in ("floor", "decay"):
+            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")
         _check("warmup", self.warmup, self.warmup >= 0, "a whole number from 0 on")
-        _check("decay", self.decay, self.decay is None or self.decay >= 0, "a whole number from 0 on")
 
     def check_steps(self, steps: int) -> None:
         """Refuse a warm-up and a decay that do not fit into the run together."""
         if self.warmup + self.decay_steps(steps) > steps:
             raise ValueError(
-                f"optimizer.warmup is {self.warmup} and optimizer.decay {self.decay_steps(steps)}; "
-                f"together up to train.steps, {steps}, is allowed"
+                f"optimizer.warmup is {self.warmup} steps and optimizer.decay {self.decay:g} of the run, "
+                f"{self.decay_steps(steps)} steps; together at most train.steps, {steps}, is allowed"
             )
 
     def decay_steps(self, steps: int) -> int:
         """How many steps the decay lasts in a run of `steps` steps."""
-        return steps - 3 * steps // 4 if self.decay is None else self.decay
+        return math.ceil(round(self.decay * steps, 6))  # 0.1 * 30 is a little more than 3 in floating point
 
     def learning_rate(self, step: int, steps: int) -> float:
         """The learning rate of step `step` (from 0) of `steps`."""

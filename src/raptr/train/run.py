@@ -89,7 +89,7 @@ class RunFolder:
             settings = load_yaml(self.config.read_text(encoding="utf-8"))
             if not isinstance(settings, dict):
                 raise ValueError("it is no mapping of sections")
-            config = Config.read(settings)
+            config = Config.read(_with_fraction(settings))
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
         starts = self.starts() if config.train.device == "auto" else []
@@ -187,6 +187,20 @@ class RunFolder:
     def _append(self, text: str) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(text)
+
+
+def _with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run with optimizer.decay as a fraction: once it was a number of steps, or none for a quarter."""
+    optimizer, train = settings.get("optimizer"), settings.get("train")
+    if not isinstance(optimizer, dict) or not isinstance(train, dict) or "decay" not in optimizer:
+        return settings
+    decay, steps = optimizer["decay"], train.get("steps")
+    others = {key: value for key, value in optimizer.items() if key != "decay"}
+    if decay is None:
+        return {**settings, "optimizer": others}
+    if type(decay) is int and type(steps) is int and 0 <= decay <= steps > 0:
+        return {**settings, "optimizer": {**others, "decay": decay / steps}}
+    return settings
 
 
 def environment() -> dict[str, Any]:

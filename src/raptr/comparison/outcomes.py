@@ -1,0 +1,60 @@
+"""What the finished runs of a comparison came to, read from their folders."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptr.report.runs import Run, read_run
+
+RUNS = "runs"
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run came to; `loss` is None where it diverged, at step `diverged`."""
+
+    label: str
+    peak: float
+    seed: int
+    steps: int
+    loss: float | None
+    diverged: int | None
+    flops: float
+    seconds: float | None  # None: others ran beside it
+    curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
+
+
+def read_note(folder: Path) -> dict[str, Any] | None:
+    """What a finished run notes beside its metrics: the step it diverged in, its data, how many ran at once."""
+    path = folder / OUTCOME
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def read_finished(folder: Path, *, label: str, peak: float, seed: int, steps: int) -> tuple[Run, Outcome] | None:
+    """A run's records and what it came to; None while it is not finished."""
+    note = read_note(folder)
+    if note is None:
+        return None
+    run = read_run(folder)
+    return run, _outcome(run, note, label=label, peak=peak, seed=seed, steps=steps)
+
+
+def _outcome(run: Run, note: Mapping[str, Any], *, label: str, peak: float, seed: int, steps: int) -> Outcome:
+    final, diverged = run.evals[-1], note["diverged"]
+    if diverged is None and not math.isfinite(final.loss):
+        diverged = final.step
+    return Outcome(
+        label=label,
+        peak=peak,
+        seed=seed,
+        steps=steps,
+        loss=None if diverged is not None else final.loss,
+        diverged=diverged,
+        flops=run.last.flops,
+        seconds=run.last.seconds if note.get("jobs", 1) == 1 else None,
+        curve=tuple((record.step, record.flops, record.loss) for record in run.evals),
+    )

@@ -1,0 +1,32 @@
+"""A long computation's tensors on disk, so that a stopped study goes on in the middle of it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def write_snapshot(path: Path, identity: object, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors whole or not at all; `identity` (JSON) says which computation they belong to."""
+    partial = path.with_name(f".{path.name}.partial")
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, partial, metadata={"identity": json.dumps(identity)})
+    os.replace(partial, path)
+
+
+def read_snapshot(path: Path, identity: object) -> dict[str, Tensor] | None:
+    """The tensors, if they are there and belong to this computation."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("identity") != json.dumps(identity):
+                return None
+            return {name: torch.clone(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return None

@@ -1,0 +1,113 @@
+"""The speed benchmark: its peers compute the stock loss, and each way's share counts its own FLOPs."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import bert_speed
+from raptr.data import TokenStore, TrainData
+from raptr.models import bert
+
+# The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+TINY = bert.BertConfig(layers=2, width=32, heads=2, head_size=16, mlp=64, vocabulary=600, positions=32)
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark, with its compiler replaced by one that only traces: speed is not the matter here."""
+    monkeypatch.setitem(bert.SIZES, "tiny", TINY)
+    monkeypatch.setattr(bert, "initialise", bert_speed.quick_weights)  # as main() does, which would leave it so
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **rest: compiler(fn, **{**rest, "backend": "eager"}))
+    return bert_speed
+
+
+def losses(speed: ModuleType, store: TokenStore, how: str) -> dict[str, float]:
+    """Of every head, and of the stock model itself."""
+    batch = TrainData(store, 32, 4, 0).batch(0)
+    model = speed.hugging_face(TINY)
+    labels_BS = torch.full_like(batch.tokens_BS, -100).scatter(1, batch.positions_BM, batch.labels_BM)
+    stock = model(input_ids=batch.tokens_BS, labels=labels_BS).loss.item()
+    return {"stock": stock} | {
+        name: speed.peer_loss(model, head, how)(batch).item() for name, head in speed.HEADS.items()
+    }
+
+
+@pytest.mark.parametrize("how", bert_speed.COMPILED)
+def test_the_masked_head_has_the_stock_loss(speed: ModuleType, store: TokenStore, how: str) -> None:
+    found = losses(speed, store, how)
+    assert found["all positions"] == pytest.approx(found["stock"], rel=1e-6)
+    assert found["masked positions"] == pytest.approx(found["stock"], rel=1e-6)
+
+
+def test_the_masked_head_has_the_stock_gradient(speed: ModuleType, store: TokenStore) -> None:
+    batch, gradients = TrainData(store, 32, 4, 0).batch(0), []
+    model = speed.hugging_face(TINY)
+    for head in speed.HEADS.values():
+        model.zero_grad()
+        speed.peer_loss(model, head, "eager")(batch).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
+
+
+def test_peers_are_timed_beside_our_full_model(speed: ModuleType, store: TokenStore, tmp_path: Path) -> None:
+    out = tmp_path / "peers.json"
+    arguments = ["--data", str(store.path), "--case", "tiny:4x32", "--blocks", "2", "--steps", "1", "--peers-only"]
+    speed.main([*arguments, "--out", str(out)])
+    result: dict[str, Any] = json.loads(out.read_text())
+    case = result["cases"][0]
+    assert list(case["milliseconds"]) == ["static 2", *speed.PEERS]
+    assert {len(times) for times in case["milliseconds"].values()} == {2}
+    assert case["recompiled graphs"] == 0
+    ours, flops = case["flops"]["static 2"], case["flops"]
+    for name in speed.PEERS:
+        assert (flops[name] == ours) == ("masked" in name), name
+        assert flops[name] >= ours
+    speed.main(["--show", "--out", str(out)])
+
+
+@pytest.mark.parametrize("head", bert_speed.HEADS)
+def test_flops_are_those_of_the_peer(
+    speed: ModuleType, store: TokenStore, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = speed.Bench(speed.Case("tiny", 4, 32), store.path)
+    name = f"Hugging Face, {head}, eager"
+    speed.add_peers(bench, (name,))
+
+    def plain(query: Any, key: Any, value: Any, *_: Any, **rest: Any) -> Any:
+        # The fused kernel of the CPU is not counted by torch.
+        scale = rest.get("scale") or query.shape[-1] ** -0.5
+        return (query @ key.transpose(-1, -2) * scale).softmax(-1) @ value
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", plain)
+    with FlopCounterMode(display=False) as counter:
+        bench.ways[name]()
+    assert counter.get_total_flops() == bench.flops[name]
+
+
+def test_a_share_counts_the_ways_own_flops() -> None:
+    result = {
+        "case": "base:1x1",
+        "tokens": 1,
+        "flops": {"static 2": 1e12, "Hugging Face, all positions, eager": 2e12},
+        "milliseconds": {"static 2": [10.0], "Hugging Face, all positions, eager": [10.0]},
+        "recompiled graphs": 0,
+    }
+    rows = [line for line in bert_speed.tables(result, 1e15).splitlines() if line.startswith(("| static", "| Hugging"))]
+    assert [row.split("|")[5].strip() for row in rows] == ["0.100", "0.200"]
+
+
+@pytest.mark.parametrize("name", ["bert_speed.json", "bert_speed_large.json"])
+def test_committed_results_name_the_flops_of_every_way(name: str) -> None:
+    result = json.loads((Path(bert_speed.__file__).parent / "results" / name).read_text())
+    for case in result["cases"]:
+        assert case["flops"].keys() == case["milliseconds"].keys()
+        assert bert_speed.tables(case, result["matrix product, FLOP/s"])
