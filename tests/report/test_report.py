@@ -181,6 +181,16 @@ def test_the_last_record_of_a_kind_and_step_wins_after_a_resume(tmp_path: Path) 
     assert [(record.step, record.loss, record.sizes) for record in run.evals] == [(20, 3.0, {3: 6.6})]
 
 
+def test_where_several_starts_ran(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=10)
+    starts = [
+        {"step": 0, "data": "f", "gpu": None, "threads": 2},
+        {"step": 4, "data": "f", "gpu": "H200", "threads": 2},
+    ]
+    (folder / "environment.json").write_text(json.dumps([*starts, {**starts[1], "step": 6}]))
+    assert read_run(folder).environment == {"gpu": "None, then H200", "threads": 2}
+
+
 @pytest.mark.parametrize("file", ["config.yaml", "environment.json", "metrics.jsonl"])
 def test_a_folder_without_a_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)
@@ -202,6 +212,9 @@ def test_what_is_no_folder_or_holds_no_record_is_refused(tmp_path: Path) -> None
         ("config.yaml", "a: [1", "not valid YAML"),
         ("config.yaml", "- 1", "must hold a mapping, not list"),
         ("environment.json", "{", "not valid JSON"),
+        ("environment.json", "[" * 99_999, "not valid JSON"),
+        ("environment.json", "[]", "environment.json"),
+        ("environment.json", "[3]", "environment.json"),
     ],
 )
 def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, sentence: str) -> None:

@@ -152,8 +152,8 @@ def _environment(path: Path) -> Mapping[str, Any]:
     environment: dict[str, Any] = {}
     for key in dict.fromkeys(key for start in starts for key in start if key not in ("step", "data")):
         values = [start.get(key) for start in starts]
-        turns = [each for each, before in zip(values, [None, *values], strict=False) if each != before]
-        environment[key] = values[0] if len(set(map(str, values))) == 1 else ", then ".join(map(str, turns))
+        turns = [value for number, value in enumerate(values) if number == 0 or value != values[number - 1]]
+        environment[key] = turns[0] if len(turns) == 1 else ", then ".join(map(str, turns))
     return environment
 
 

@@ -190,7 +190,7 @@ class RunFolder:
 
 
 def _with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run with optimizer.decay as a fraction: once it was a number of steps, or none for a quarter."""
+    """The settings with optimizer.decay as a fraction: once it was a number of steps, or none for a quarter."""
     optimizer, train = settings.get("optimizer"), settings.get("train")
     if not isinstance(optimizer, dict) or not isinstance(train, dict) or "decay" not in optimizer:
         return settings
