@@ -6,11 +6,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from raptr.methods import METHODS, Method, make_method
 from raptr.methods.growing import Growing
 from raptr.methods.msg import Masked
+from raptr.methods.pld import PLD
 from raptr.subnetworks import Schedule, Shape, Subnetwork
 
 SHAPE, STEPS = Shape(layers=6, heads=4, parts=4), 4000
@@ -228,12 +231,46 @@ def test_steps_outside_training_are_refused(name: str, settings: dict[str, Any])
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
+def test_a_step_may_be_any_integer_and_nothing_else(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    questions = (method.shape, method.subnetwork, method.evaluated, method.phase_index)
+    layers = method.shape(2099).layers
+    asked = (*questions, lambda step: method.part(3, 1, step), lambda step: method.trained((True,) * layers, step))
+    for ask in asked:
+        expected = ask(2100)
+        for step in (np.int64(2100), np.uint16(2100), torch.tensor(2100), torch.tensor(2100, dtype=torch.int32)):
+            assert ask(step) == expected
+        for wrong in (2100.0, True, "1", None, np.float64(1), np.True_, torch.tensor(1.0), torch.tensor(True)):
+            with pytest.raises(ValueError, match="step is .*whole number"):
+                ask(wrong)  # type: ignore[arg-type]
+        for outside in (-1, STEPS + 1, np.int64(-1), torch.tensor(2**62), 2**70):
+            with pytest.raises(ValueError, match=f"step is {int(outside)}.* 0 to "):
+                ask(outside)
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_layers_chosen_by_hand_are_scaled_as_in_training(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    for step in range(0, STEPS, 61):
+        ran = method.subnetwork(step)
+        chosen = method.trained(tuple(scale != 0 for scale in ran.scales), step + 1)
+        assert chosen.scales == ran.scales
+        assert chosen.scaled == ran.scaled or set(ran.scales) <= {0, 1}
+    with pytest.raises(ValueError, match="kept has 7 .* 6"):
+        method.trained((True,) * 7, STEPS)
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
 def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     for size in range(1, SHAPE.layers + 1):
         parts = [method.part(size, draw, STEPS) for draw in range(4)]
         assert {part.size for part in parts} == {size}
-    assert method.part(SHAPE.layers, 0, STEPS).scales == Subnetwork.full(SHAPE.layers).scales
+    whole = method.part(SHAPE.layers, 0, STEPS)
+    if isinstance(method, PLD):
+        assert whole == Subnetwork(tuple(1 / p for p in method.keep(STEPS - 1)), scaled=method.scaled)
+    else:
+        assert whole.scales == Subnetwork.full(SHAPE.layers).scales
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -141,6 +141,19 @@ def test_pld_refuses() -> None:
         pld(gamma=0)
 
 
+def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> None:
+    method, kept = pld(average=0.75), (True, False) * 6
+    for step in (1, 500, 100_000):
+        expected = tuple(1 / p if runs else 0 for runs, p in zip(kept, method.keep(step - 1), strict=True))
+        assert method.trained(kept, step) == Subnetwork(expected, scaled="branches")
+        part = method.part(4, 0, step)
+        assert [part.scales[i] for i in part.kept] == [1 / method.keep(step - 1)[i] for i in part.kept]
+    falling = dropout(drop=0.4, recovery=0.2, profile="constant")
+    assert {scale for scale in falling.part(4, 0, 401).scales if scale} == {1.25}
+    assert {scale for scale in falling.part(4, 0, 1000).scales if scale} == {1.0}
+    assert falling.part(4, 0, 401).scaled == "branches"
+
+
 def test_stochastic_depth() -> None:
     method = make("stochastic-depth", layers=4, keep=0.6)
     assert method.evaluated(10) == Subnetwork((0.9, 0.8, 0.7, 0.6), scaled="branches")

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +53,12 @@ def test_stage_of_the_steps_around_every_boundary() -> None:
     assert {step: schedule.stage(step).size for step in sizes} == sizes
     assert [schedule.index(step) for step in (99, 100, 350, 999)] == [0, 1, 2, 4]
     for outside in (-1, 1000):
-        with pytest.raises(ValueError, match=rf"step is {outside}; 0 to 999 are allowed"):
+        with pytest.raises(ValueError, match=rf"step is {outside};.* 0 to 999"):
             schedule.stage(outside)
+    assert schedule.index(np.int64(850)) == schedule.index(np.array(850)) == 4
+    for wrong in (1.0, True, "1"):
+        with pytest.raises(ValueError, match=f"step is {wrong!r}.*whole number"):
+            schedule.stage(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
