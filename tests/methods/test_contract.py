@@ -241,7 +241,7 @@ def test_a_step_may_be_any_integer_and_nothing_else(name: str, settings: dict[st
         for step in (np.int64(2100), np.uint16(2100), torch.tensor(2100), torch.tensor(2100, dtype=torch.int32)):
             assert ask(step) == expected
         for wrong in (2100.0, True, "1", None, np.float64(1), np.True_, torch.tensor(1.0), torch.tensor(True)):
-            with pytest.raises(ValueError, match="step is .*whole number"):
+            with pytest.raises(ValueError, match=r"step is .*whole number"):
                 ask(wrong)  # type: ignore[arg-type]
         for outside in (-1, STEPS + 1, np.int64(-1), torch.tensor(2**62), 2**70):
             with pytest.raises(ValueError, match=f"step is {int(outside)}.* 0 to "):
@@ -256,7 +256,7 @@ def test_layers_chosen_by_hand_are_scaled_as_in_training(name: str, settings: di
         chosen = method.trained(tuple(scale != 0 for scale in ran.scales), step + 1)
         assert chosen.scales == ran.scales
         assert chosen.scaled == ran.scaled or set(ran.scales) <= {0, 1}
-    with pytest.raises(ValueError, match="kept has 7 .* 6"):
+    with pytest.raises(ValueError, match=r"kept has 7 .* 6"):
         method.trained((True,) * 7, STEPS)
 
 

@@ -213,7 +213,7 @@ class Trainer:
         loss = torch.stack(losses).sum()
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
-        idle(self.optimizer, self.config.optimizer.idle)
+        idle(self.optimizer, self.config.optimizer.idle, check=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.spent += flops(self.dimensions, subnetwork, **self._cost())
