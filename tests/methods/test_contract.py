@@ -266,6 +266,9 @@ def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
     for size in range(1, SHAPE.layers + 1):
         parts = [method.part(size, draw, STEPS) for draw in range(4)]
         assert {part.size for part in parts} == {size}
+    for wrong in (0, SHAPE.layers + 1, 2.0):
+        with pytest.raises(ValueError, match=f"size is {wrong}.* 1 to {SHAPE.layers}"):
+            method.part(wrong, 0, STEPS)  # type: ignore[arg-type]
     whole = method.part(SHAPE.layers, 0, STEPS)
     if isinstance(method, PLD):
         assert whole == Subnetwork(tuple(1 / p for p in method.keep(STEPS - 1)), scaled=method.scaled)

@@ -145,7 +145,7 @@ def test_zero_keeps_gradients_that_exist() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="policy is 'decay'.*'zero'.*'skip'"):
+    with pytest.raises(ValueError, match=r"policy is 'decay'.*'zero'.*'skip'"):
         idle(AdamW(pair().parameters()), "decay")  # type: ignore[arg-type]
 
 

@@ -120,6 +120,8 @@ class Method(ABC):
 
 def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tuple[float, ...]]:
     """Which of `layers` layers a part of `size` has, the first and the last among them, and the keep probabilities."""
+    if type(size) is not int or not 1 <= size <= layers:
+        raise ValueError(f"size is {size!r}; a whole number from 1 to {layers}, the layers there are, is allowed")
     fixed = (1, layers) if size > 1 else ()
     stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
     return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)

@@ -3,7 +3,9 @@
 It changes the result, so it is a named policy. `zero` is the paper's: every parameter has a gradient each
 step, zeros when idle, so momentum and weight decay go on. `skip` leaves weight, moments and step count alone.
 It needs gradients that are dropped after each step: `optimizer.zero_grad(set_to_none=False)` keeps them as zeros,
-so that an idle parameter looks like any other, and is refused. `initialise` gives every parameter its optimizer state before the first step, so that a checkpoint taken early
+so that an idle parameter looks like any other, and is refused.
+
+`initialise` gives every parameter its optimizer state before the first step, so that a checkpoint taken early
 has state for the layers not sampled yet.
 """
 
