@@ -2,7 +2,8 @@
 
 The stock class is `RobertaPreLayerNormForMaskedLM`, the same network under other names, with two additions of
 its own. Positions count from padding id + 1, so its position table has that many more rows, in front. It adds
-an embedding of the token's type: there is one type, and its embedding is zero.
+an embedding of the token's type: there is one type, and its embedding is zero. (`BertForMaskedLM` is another
+network, post-LN: asked to load an export, it finds none of its weights and starts with random ones.)
 
 A subnetwork becomes a smaller stock model that holds the kept layers only. Scales of the branches are folded
 into the output projections, which is exact. A scale of the whole layer cannot be folded: in x + s·(layer(x) - x)
@@ -29,6 +30,7 @@ from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
 from raptr.models.bert import EPSILON, Bert, BertConfig, Block
 from raptr.subnetworks import Subnetwork
 
+STOCK = RobertaPreLayerNormForMaskedLM
 BODY = "roberta_prelayernorm"
 
 
@@ -38,7 +40,7 @@ def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary)
     # The stock class draws initial weights from the global generator, which is the caller's.
     with torch.random.fork_rng(devices=[]):
         stock = _configuration(model.config, subnetwork.size, vocabulary)
-        exported = RobertaPreLayerNormForMaskedLM(stock)
+        exported = STOCK(stock)
     exported.load_state_dict(_weights(model, subnetwork, vocabulary.pad))
     exported.train(False)
     return exported
@@ -126,7 +128,7 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
 def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> RobertaPreLayerNormConfig:
     """The stock model's dimensions."""
     return RobertaPreLayerNormConfig(
-        architectures=[RobertaPreLayerNormForMaskedLM.__name__],
+        architectures=[STOCK.__name__],
         vocab_size=config.vocabulary,
         hidden_size=config.width,
         num_hidden_layers=layers,

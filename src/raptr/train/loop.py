@@ -249,6 +249,7 @@ class Trainer:
             "flops_layers": self.spent.layers,
             "eval_loss": self.eval_loss,
             "data": self.store.fingerprint,
+            "tokenizer": self.store.manifest.tokenizer_sha256,
         }
         checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
