@@ -161,7 +161,7 @@ def test_each_growth_has_a_plan(name: str, settings: dict[str, Any]) -> None:
         assert set(plan.sources) == set(range(old.layers))
         assert plan.moments == method.settings()["moments"]
     for wrong in (SHAPE, replace(SHAPE, layers=5), replace(SHAPE, layers=7, heads=5)):
-        with pytest.raises(ValueError, match=f"method {name} adds layers; it cannot grow from"):
+        with pytest.raises(ValueError, match=f"{name} .*grow"):
             method.growth(SHAPE, wrong)
 
 
@@ -182,14 +182,14 @@ def test_parts_of_a_model_that_is_not_full_yet(name: str, settings: dict[str, An
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"schedule": "4-3-6"}, "schedule 4-3-6: size falls from 4 to 3; it may only grow"),
-        ({"schedule": "3-5"}, "schedule ends with 5 layers; the last stage of .* trains the full model, 6"),
-        ({"schedule": "3-9"}, "schedule 3-9: size 9 is out of range; 1 to 6 layers are allowed"),
-        ({"schedule": "0-6"}, "schedule 0-6: size 0 is out of range"),
-        ({"schedule": "3+3"}, "schedule is '3\\+3'; sizes joined by hyphens are allowed"),
-        ({"moments": "keep"}, "moments is 'keep'; copy or zero or reset is allowed"),
-        ({"lengths": "short"}, "lengths is 'short'; equal or proportional is allowed"),
-        ({"full_start": 10}, "method .* has no setting 'full_start'"),
+        ({"schedule": "4-3-6"}, "schedule 4-3-6.*4 to 3"),
+        ({"schedule": "3-5"}, "schedule ends with 5.* 6"),
+        ({"schedule": "3-9"}, "schedule 3-9.*size 9.* 1 to 6"),
+        ({"schedule": "0-6"}, "schedule 0-6.*size 0"),
+        ({"schedule": "3+3"}, "schedule is '3\\+3'.*hyphens"),
+        ({"moments": "keep"}, "moments is 'keep'.*copy.*zero.*reset"),
+        ({"lengths": "short"}, "lengths is 'short'.*equal.*proportional"),
+        ({"full_start": 10}, "method .*'full_start'"),
     ],
 )
 def test_growing_methods_refuse(name: str, settings: dict[str, Any], sentence: str) -> None:
@@ -202,12 +202,12 @@ def test_growing_methods_take_a_schedule(name: str) -> None:
     schedule = Schedule.parse("3-6", layers=6, steps=10, fixed=())
     method = make_method(name, shape=SHAPE, schedule=schedule)
     assert [method.shape(step).layers for step in (0, 4, 5, 9)] == [3, 3, 6, 6]
-    with pytest.raises(ValueError, match="made for 6 layers and 10 steps; 6 layers and 4000 steps are allowed"):
+    with pytest.raises(ValueError, match=r"6 layers and 10 steps.*6 layers and 4000 steps"):
         make(name, {"schedule": schedule})
-    with pytest.raises(ValueError, match="lengths and average belong to a schedule given as text"):
+    with pytest.raises(ValueError, match=r"lengths.*average.*schedule"):
         make_method(name, shape=SHAPE, schedule=schedule, average=5)
     started = Schedule.parse("3-6", layers=6, steps=10, full_start=2)
-    with pytest.raises(ValueError, match=f"a full-model start; {name} grows, so only rising sizes are allowed"):
+    with pytest.raises(ValueError, match=f"schedule.*full-model start.*{name}"):
         make_method(name, shape=SHAPE, schedule=started)
 
 
@@ -215,7 +215,7 @@ def test_growing_methods_take_a_schedule(name: str) -> None:
 def test_one_shape_and_no_growth(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     assert {method.shape(step) for step in (0, STEPS // 2, STEPS - 1)} == {SHAPE}
-    with pytest.raises(ValueError, match="has one shape"):
+    with pytest.raises(ValueError, match=f"method {name}.*Shape"):
         method.growth(SHAPE, Shape(12))
 
 
@@ -223,10 +223,10 @@ def test_one_shape_and_no_growth(name: str, settings: dict[str, Any]) -> None:
 def test_steps_outside_training_are_refused(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     for step in (-1, STEPS):
-        with pytest.raises(ValueError, match=f"step is {step}; 0 to {STEPS - 1} are allowed"):
+        with pytest.raises(ValueError, match=f"step is {step}.* 0 to {STEPS - 1} "):
             method.subnetwork(step)
     for step in (-1, STEPS + 1):
-        with pytest.raises(ValueError, match=f"step is {step}; 0 to {STEPS} are allowed"):
+        with pytest.raises(ValueError, match=f"step is {step}.* 0 to {STEPS} "):
             method.evaluated(step)
 
 
@@ -278,16 +278,16 @@ def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bad_settings_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"method {name} has no setting 'sheduel'"):
+    with pytest.raises(ValueError, match=f"{name}.*'sheduel'"):
         make(name, {"sheduel": 1})
-    with pytest.raises(ValueError, match="steps is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"steps is 0.* 1 "):
         make_method(name, shape=SHAPE, steps=0)
     with pytest.raises(ValueError, match="steps is missing"):
         make_method(name, shape=SHAPE)
-    with pytest.raises(ValueError, match="seed is -1; a whole number from 0 on"):
+    with pytest.raises(ValueError, match=r"seed is -1.* 0 "):
         make(name, {}, seed=-1)
 
 
 def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match="method is 'rapter'; did you mean 'raptr'\\? allowed: full, raptr, pld"):
+    with pytest.raises(ValueError, match=r"method is 'rapter'.*'raptr'.*full, raptr, pld"):
         make("rapter", {})

@@ -262,9 +262,9 @@ def test_everything_is_restored_after_an_exception_and_nesting_is_refused() -> N
     other = attach(model)
     with running(routed, keep(0)):
         for inner in (routed, other):
-            with pytest.raises(RuntimeError, match="run a subnetwork already"), running(inner, keep(1)):
+            with pytest.raises(RuntimeError, match=r"'blocks' .*already"), running(inner, keep(1)):
                 pass
-        with pytest.raises(RuntimeError, match="inside `running`"):
+        with pytest.raises(RuntimeError, match=r"'blocks' .*`running`"):
             attach(model)
         loss_of(model)
     assert calls(blocks) == [1, 0, 0, 0]
@@ -291,14 +291,14 @@ def test_subnetworks_that_cannot_run_are_refused(subnetwork: Subnetwork, sentenc
 
 @pytest.mark.parametrize(
     ("returns", "sentence"),
-    [("dict", "returned dict"), ("narrow", "keep the shape"), ("in place", "change their input in place")],
+    [("dict", "dict.*tensor"), ("narrow", r"\(3, 4\) .*\(3, 8\)"), ("in place", "'blocks' .*in place.* 0 and 1")],
 )
 def test_blocks_that_cannot_be_routed_are_refused(returns: str, sentence: str) -> None:
     model = Plain(returns=returns)
     with torch.no_grad(), running(attach(model), keep(0, scale=2)):
         with pytest.raises(ValueError, match=sentence):
             loss_of(model)
-        with pytest.raises(ValueError, match="a Block got no hidden states"):
+        with pytest.raises(ValueError, match=r"Block .*hidden states"):
             model.blocks[0](flag=True)
 
 
@@ -310,7 +310,10 @@ def test_a_shared_position_bias_is_not_lost_silently() -> None:
     with running(routed, Subnetwork.full(3)):
         assert torch.equal(loss_of(model), expected)
     for kept in ((0, 2), (1, 2)):
-        with pytest.raises(ValueError, match="more than the hidden"), running(routed, keep(*kept, layers=3)):
+        with (
+            pytest.raises(ValueError, match=r"'encoder.block' .*hidden states"),
+            running(routed, keep(*kept, layers=3)),
+        ):
             loss_of(model)
 
 
@@ -322,10 +325,10 @@ def test_blocks_are_found_among_other_lists_or_named_or_given() -> None:
         block.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(9)])
     assert attach(model).path == "blocks"
     model.heavy = nn.ModuleList([nn.Linear(99, 99), nn.Linear(99, 99)])
-    with pytest.raises(ValueError, match="both the longest and by far the largest"):
+    with pytest.raises(ValueError, match=r"blocks=.*'heavy'"):
         attach(model)
     both = nn.ModuleDict({"left": Plain(3), "right": twin})
-    with pytest.raises(ValueError, match=r"blocks= with one of: 'left.blocks' \(3 entries\), 'right.blocks'"):
+    with pytest.raises(ValueError, match=r"blocks=.*'left.blocks' \(3 entries\), 'right.blocks'"):
         attach(both)
     assert attach(both, "right.blocks").blocks is twin.blocks
     assert attach(both, twin.blocks).path == "right.blocks"
@@ -334,14 +337,14 @@ def test_blocks_are_found_among_other_lists_or_named_or_given() -> None:
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [("nowhere", r"blocks is 'nowhere'.* 'blocks' \(4 entries\)"), ("embed", "blocks is 'embed'")]
-    + [(nn.ModuleList(), "not a filled nn.ModuleList of the model")],
+    + [(nn.ModuleList(), "blocks is .*nn.ModuleList")],
 )
 def test_blocks_that_are_no_list_of_the_model_are_refused(blocks: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         attach(Plain(), blocks)
-    with pytest.raises(ValueError, match="not a filled"):
+    with pytest.raises(ValueError, match="blocks is 'blocks'"):
         attach(Plain(0), "blocks")
-    with pytest.raises(ValueError, match="none found in this model"):
+    with pytest.raises(ValueError, match=r"blocks=.*none"):
         attach(nn.Sequential(nn.Linear(8, 8)))
 
 
@@ -384,7 +387,7 @@ def test_blocks_compiled_one_by_one_never_see_the_choice(in_place: bool) -> None
         assert run(model, subnetwork)[0] == pytest.approx(run(twin, subnetwork)[0], abs=1e-6)
         graphs = counter.frame_count if number <= 1 else graphs
     assert 0 < counter.frame_count == graphs <= 4
-    with pytest.raises(ValueError, match="compile each of its blocks"):
+    with pytest.raises(ValueError, match=r"compile.*blocks"):
         attach(compiled(twin, in_place, counter))
 
 
@@ -465,7 +468,7 @@ def test_a_block_list_that_was_replaced_is_refused() -> None:
     whole = Plain()
     routed = attach(whole)
     whole.compile(backend="eager")
-    with pytest.raises(ValueError, match="compile each of its blocks"), running(routed, keep(0)):
+    with pytest.raises(ValueError, match=r"compile.*blocks"), running(routed, keep(0)):
         pass
 
 

@@ -154,11 +154,11 @@ def test_a_stock_bert_and_a_batch_without_labels() -> None:
     # its layers end with a normalisation, so norms cannot grow
     assert found["norms"] == pytest.approx([4.0] * 3, rel=0.01)
     assert found["environment"]["torch"]
-    with pytest.raises(ValueError, match="a batch has input_ids; labels are needed too"):
+    with pytest.raises(ValueError, match=r"input_ids.*labels"):
         stability_of(BertForMaskedLM(config), [{"input_ids": tokens}])
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="no batch"):
         stability_of(BertForMaskedLM(config), [])
-    with pytest.raises(ValueError, match="the model has 1 layer; at least 2"):
+    with pytest.raises(ValueError, match=r"1 layer.* 2 "):
         measure(probe_bert(model_of(60, layers=1)), batch_of(60))
 
 
@@ -289,11 +289,11 @@ def test_parts_are_scaled_as_the_last_step_scaled_them(store: TokenStore, tmp_pa
 
 
 def test_refusals(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="batches is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"batches is 0.* 1 "):
         study_stability(trained, tmp_path, batches=0, console=QUIET)
-    with pytest.raises(ValueError, match=r"which holds no run \(no config.yaml\)"):
+    with pytest.raises(ValueError, match=r"run is .*config.yaml"):
         study_stability(tmp_path, tmp_path, console=QUIET)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
-    with pytest.raises(ValueError, match="which has no checkpoint; train it first"):
+    with pytest.raises(ValueError, match=r"run is .*new.*no checkpoint"):
         study_stability(tmp_path / "new", tmp_path, console=QUIET)

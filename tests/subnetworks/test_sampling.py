@@ -115,9 +115,9 @@ def test_groups_give_each_its_share() -> None:
         assert [sum(layer // 4 == group for layer in drawn) for group in range(3)] == [2, 2, 2]
         assert {0, 11} <= set(drawn)
     assert keep_probabilities(stage, 12, 3) == (1.0, *[1 / 3] * 3, *[0.5] * 4, *[1 / 3] * 3, 1.0)
-    with pytest.raises(ValueError, match="groups is 5; a divisor of the 12 layers"):
+    with pytest.raises(ValueError, match=r"groups is 5.* 12 layers"):
         check_groups(stage, 12, 5)
-    with pytest.raises(ValueError, match="layers 1 to 2 hold more fixed layers than the 1 that run"):
+    with pytest.raises(ValueError, match=r"groups is 6.*layers 1 to 2"):
         check_groups(Stage(0, 1, 6, (1, 2)), 12, 6)
 
 
