@@ -152,6 +152,8 @@ def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> 
     assert {scale for scale in falling.part(4, 0, 401).scales if scale} == {1.25}
     assert {scale for scale in falling.part(4, 0, 1000).scales if scale} == {1.0}
     assert falling.part(4, 0, 401).scaled == "branches"
+    always = dropout(drop=1.0)  # the last layer does not run in step 0, but is in every part
+    assert always.part(2, 0, 0).scales == (1.0, *[0.0] * 10, 1.0)
 
 
 def test_stochastic_depth() -> None:

@@ -131,14 +131,14 @@ class _StandIn(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.block.state_dict(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.block, memo)
+
     def _load_from_state_dict(self, *_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError(
             f"load_state_dict was called inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
             "Load the weights outside of it."
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
-        return copy.deepcopy(self.block, memo)
 
 
 def attach(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Routed:
