@@ -202,6 +202,12 @@ def test_other_things_are_left_alone(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "thesis" / "chapter.md").read_text() == "one"
 
 
+def test_a_folder_that_cannot_be_made_is_named(run: Path) -> None:
+    (run / "note.txt").write_text("a file")
+    with pytest.raises(OSError, match=r"could not be written.*note\.txt/model'"):
+        export(run, run / "note.txt" / "model")
+
+
 def test_an_interrupted_export_leaves_the_earlier_one(
     run: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

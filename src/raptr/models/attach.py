@@ -80,8 +80,8 @@ class _StandIn(nn.Module):
             _check_caches(routed, [value for _, value in named])
         if self._partial and any(value is extra for _, value in named for extra in routed._carried):
             raise ValueError(
-                f"running: the blocks at {routed.path!r} hand each other more than the hidden states (a "
-                "shared position bias, for instance), which a bypassed block cannot pass on; run all of them"
+                f"running: the blocks at {routed.path!r} pass each other more than the hidden states (such "
+                "as a shared position bias), which a bypassed block cannot provide. Run all layers."
             )
         flags = (block.training, *(entry for entry in named if isinstance(entry[1], bool)))
         if scale == 0:

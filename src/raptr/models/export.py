@@ -98,21 +98,21 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
     """Refuse what no stock model can hold."""
     if config.heads * config.head_size != config.width:
         raise ValueError(
-            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}; "
-            "in a stock model the heads' sizes add up to the width, so it cannot be exported"
+            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
+            "In a stock model heads × head_size is the width, so this model cannot be exported."
         )
     if vocabulary.size != config.vocabulary:
         raise ValueError(
-            f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}; "
-            "the tokenizer that the model was trained with is needed"
+            f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}. "
+            "Use the tokenizer that the model was trained with."
         )
     if subnetwork.layers != config.layers:
         raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {config.layers}")
     for layer in subnetwork.kept:
         if subnetwork.scaled == "layer" and subnetwork.scales[layer] != 1:
             raise ValueError(
-                f"layer {layer + 1} is scaled by {subnetwork.scales[layer]:.4g} as a whole; only scales of its "
-                "branches can be folded into a stock model's weights, so a scale of 1 is allowed"
+                f"layer {layer + 1} is scaled by {subnetwork.scales[layer]:.4g} as a whole. Only scales of its "
+                "branches can be folded into a stock model's weights; a whole layer's scale must be 1 there."
             )
         for axis, kept, count in (
             ("heads", subnetwork.heads, config.heads),
@@ -120,8 +120,8 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
         ):
             if kept is not None and len(kept[layer]) != count:
                 raise ValueError(
-                    f"layer {layer + 1} runs {len(kept[layer])} of {count} {axis}; "
-                    "a stock model has whole layers, so all of them are allowed"
+                    f"layer {layer + 1} runs {len(kept[layer])} of {count} {axis}. "
+                    "A stock model has whole layers, so all of them must run."
                 )
 
 

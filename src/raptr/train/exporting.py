@@ -58,13 +58,13 @@ def export(
 def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out is {str(out)!r}, a file; a new folder, an empty one or an earlier export is allowed")
+        raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
     tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
     partial, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
     _recover(out, partial, replaced)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         save(exported, tokenizer, partial)
         (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
         for path in (*partial.iterdir(), partial):
@@ -89,11 +89,11 @@ def judged(method: Method, step: int) -> Subnetwork:
     subnetwork = method.evaluated(step)
     scales = sorted({scale for scale in subnetwork.scales if scale not in (0, 1)})
     if subnetwork.scaled == "layer" and scales:
-        branches = "a run with method.scaled=branches, " if "scaled" in method.settings() else ""
+        branches = ", or train with method.scaled=branches" if "scaled" in method.settings() else ""
         raise ValueError(
-            f"after {step:,} of {method.steps:,} steps method {method.name} multiplies whole layers by "
-            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which no stock model can; allowed: a step at which "
-            f"all are 1, {branches}or layers from 1 to {subnetwork.layers} (unscaled)"
+            f"after {step:,} of {method.steps:,} steps, method {method.name} multiplies whole layers by "
+            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which a stock model cannot do. Export a step at which "
+            f"every scale is 1, or an unscaled part with layers from 1 to {subnetwork.layers}{branches}."
         )
     return subnetwork
 
@@ -204,8 +204,8 @@ def _replace(out: Path, partial: Path, replaced: Path) -> None:
         return
     if strange := sorted({path.name for path in out.iterdir()} - {path.name for path in partial.iterdir()}):
         raise ValueError(
-            f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}); "
-            "a new folder, an empty one or an earlier export is allowed"
+            f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}). "
+            "Name a new or empty folder, or an earlier export."
         )
     os.rename(out, replaced)
     try:
