@@ -3,6 +3,7 @@
 import copy
 import importlib
 import math
+import pickle
 import re
 from typing import Any
 
@@ -497,6 +498,14 @@ def test_data_parallel_on_several_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
         module.replicate(model, [0, 1])
     with pytest.raises(KeyError, match="mine"), running(routed, keep(0, 2)):
         raise KeyError("mine")
+
+
+def test_stand_ins_are_not_pickled() -> None:
+    model = Plain()
+    with pytest.raises(RuntimeError, match=r"pickled.*running"), running(attach(model), keep(0)):
+        pickle.dumps(model)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loss_of(again), loss_of(model))
 
 
 def test_weights_are_not_loaded_into_stand_ins() -> None:

@@ -21,14 +21,14 @@ needs its backward pass inside `running` too; checkpointing within each block (a
 
 Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
 the model ran), a block list replaced after `attach`, a filled key-value cache with a layer bypassed (`generate` needs
-use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict` inside `running`.
+use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.
 """
 
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, SupportsIndex, final
 
 import torch
 from torch import Tensor, nn
@@ -134,10 +134,17 @@ class _StandIn(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.block, memo)
 
+    # Loading would find no weights here, and a saved model would run this subnetwork for ever.
     def _load_from_state_dict(self, *_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError(
             f"load_state_dict was called inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
             "Load the weights outside of it."
+        )
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        raise RuntimeError(
+            f"a model was pickled inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
+            "Save it outside, or save its state_dict."
         )
 
 
