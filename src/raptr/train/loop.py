@@ -213,7 +213,7 @@ class Trainer:
         loss = torch.stack(losses).sum()
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
-        idle(self.optimizer, self.config.optimizer.idle)
+        idle(self.optimizer, self.config.optimizer.idle, check=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.spent += flops(self.dimensions, subnetwork, **self._cost())
@@ -249,6 +249,7 @@ class Trainer:
             "flops_layers": self.spent.layers,
             "eval_loss": self.eval_loss,
             "data": self.store.fingerprint,
+            "tokenizer": self.store.manifest.tokenizer_sha256,
         }
         checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
