@@ -249,10 +249,7 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
             of_seeds = [found[f"{width}-{seed}"][place_in] for seed in range(seeds)]
             case = {"width": width, "architecture": name, "shared": kind, "tau": tau}
             measured.append({**case, **_gather(setting, of_seeds, normed=ARCHITECTURES[name].norm)})
-    deltas = {str(delta): delta for delta in (0.1, 0.5, 1.0)}
-    turned = {
-        name: [alignment(setting, delta, seed, device) for seed in range(seeds)] for name, delta in deltas.items()
-    }
+    turned = {str(delta): [alignment(setting, delta, seed, device) for seed in range(seeds)] for delta in DELTAS}
     return {
         "setting": asdict(setting),
         "depths": setting.depths,
