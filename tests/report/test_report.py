@@ -224,32 +224,32 @@ def test_the_last_record_of_a_kind_and_step_wins_after_a_resume(tmp_path: Path) 
 def test_a_folder_without_a_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)
     (folder / file).unlink()
-    with pytest.raises(ValueError, match=rf"is not a run folder: {file} is missing\.$"):
+    with pytest.raises(ValueError, match=rf"{folder}.*{file}"):
         read_run(folder)
 
 
 def test_what_is_no_folder_or_holds_no_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match=str(tmp_path / "nothing")):
         read_run(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no records yet"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'a'}.*metrics\.jsonl"):
         read_run(empty_run(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "sentence"),
+    ("file", "text", "language"),
     [
-        ("config.yaml", "a: [1", "not valid YAML"),
-        ("config.yaml", "- 1", "must hold a mapping, not list"),
-        ("environment.json", "{", "not valid JSON"),
-        ("environment.json", '{"a":' * 100_000, "not valid JSON"),
-        ("config.yaml", "[" * 10_000, "not valid YAML"),
-        ("config.yaml", "a: \udcff", "not valid YAML"),
+        ("config.yaml", "a: [1", "YAML"),
+        ("config.yaml", "- 1", "mapping.*list"),
+        ("environment.json", "{", "JSON"),
+        ("environment.json", '{"a":' * 100_000, "JSON"),
+        ("config.yaml", "[" * 10_000, "YAML"),
+        ("config.yaml", "a: \udcff", "YAML"),
     ],
 )
-def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, sentence: str) -> None:
+def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, language: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)
     (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(ValueError, match=rf"{file}.*{sentence}"):
+    with pytest.raises(ValueError, match=rf"{file}.*{language}"):
         read_run(folder)
 
 
@@ -311,7 +311,7 @@ def test_markdown_has_a_cell_for_every_column(tmp_path: Path) -> None:
     assert table[2].startswith("| full | full | – | 100 | ")
     assert table[3].startswith(r"| six\|twelve | raptr | 6-12 | 100 | ")
     assert table[3].endswith(" | 410k | 1.2P | 0.80 | 0.75 | 12s | 34.1k |")
-    assert "Costs are relative to full." in table
+    assert any(re.search(r"relative to full\b", line) for line in table)
     lines = len((folder / "metrics.jsonl").read_text().splitlines())
     assert any(re.search(rf"ignored in six\\\|twelve: 1 .*metrics\.jsonl, line {lines}\b", line) for line in table)
 
@@ -332,7 +332,7 @@ def test_one_run_alone_is_relative_to_nothing(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text("method: {name: raptr, schedule: 6-12}\ntrain: {steps: 400}\n")
     table = markdown(summary([read_run(folder)]))
     assert "relative" not in table
-    assert "six is not finished: 100 of 400 steps." in table
+    assert re.search(r"^six .*100 of 400", table, re.MULTILINE)
 
 
 def test_the_terminal_table_fits_80_characters_and_takes_names_literally(tmp_path: Path) -> None:
@@ -531,7 +531,7 @@ def test_a_report_is_a_page_a_plot_and_two_tables(tmp_path: Path) -> None:
 
 
 def test_a_report_of_no_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one run folder"):
+    with pytest.raises(ValueError, match="run folder"):
         write_report([], tmp_path / "out")
 
 
