@@ -249,6 +249,8 @@ def study(
     if (run is None) == (name == STABILITY):
         raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
     given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or ()}
+    if run is not None and (set_ones := [option for option, value in given.items() if value]):
+        raise ValueError(f"{set_ones[0]} is {given[set_ones[0]]}; the study {STABILITY} does not take it")
     try:
         with stoppable():
             if run is not None:

@@ -119,3 +119,12 @@ def test_findings(result: dict[str, Any], shown: list[tuple[str, str]]) -> None:
         assert quantity in finding.quantity
         assert finding.number == number
     assert findings_table(result).row_count == len(shown)
+
+
+@pytest.mark.parametrize(("option", "value"), [("seeds", "3"), ("steps", "50"), ("small", None)])
+def test_stability_refuses_what_it_does_not_take(tmp_path: Path, option: str, value: str | None) -> None:
+    arguments = ["study", "stability", str(tmp_path), f"--{option}", *([value] if value else [])]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ValueError)
+    assert f"{option} is" in str(done.exception)
+    assert "stability" in str(done.exception)

@@ -21,7 +21,7 @@ def findings(result: Mapping[str, Any]) -> list[Finding]:
 
 def findings_table(result: Mapping[str, Any]) -> Table:
     """The same as a table."""
-    table = Table(title=f"{result['study']}, what came out", title_justify="left")
+    table = Table(title=f"{result['study']}: results", title_justify="left")
     for column in ("quantity", "number", "the paper says"):
         table.add_column(column)
     for finding in findings(result):
