@@ -78,8 +78,8 @@ def loss(mean: float | None) -> dict[str, Any]:
     ("result", "shown"),
     [
         (
-            {"study": "polynomial", "methods": {"full": loss(1.5), "raptr": loss(None)}},
-            [("full", "1.5 ± 0.25"), ("raptr", "diverged")],
+            {"study": "polynomial", "methods": {"full": loss(1.5), "raptr": loss(None), "pld": {"loss": (2.5, 0.0)}}},
+            [("full", "1.5 ± 0.25"), ("raptr", "diverged"), ("pld", "2.5")],
         ),
         (
             {"study": "polynomial-length", "lengths": [{"steps": 4000, "methods": {"pld-matched": loss(2.0)}}]},

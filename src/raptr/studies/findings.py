@@ -53,7 +53,9 @@ def _losses(methods: Mapping[str, Any], where: str) -> list[Finding]:
 
 
 def _with_deviation(mean: float | None, deviation: float | None) -> str:
-    return "diverged" if mean is None else f"{mean:.3g} ± {deviation:.2g}"
+    if mean is None:
+        return "diverged"
+    return f"{mean:.3g} ± {deviation:.2g}" if deviation else f"{mean:.3g}"  # no deviation of a single seed
 
 
 def _boolean(result: Mapping[str, Any]) -> list[Finding]:
