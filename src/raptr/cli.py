@@ -26,7 +26,7 @@ from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
 from raptr.settings import load_yaml, nearest
-from raptr.studies import STUDIES, conduct, study_stability
+from raptr.studies import STUDIES, conduct, findings_table, stoppable, study_stability
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.plan import plan as make_plan
@@ -248,12 +248,19 @@ def study(
         raise ValueError(f"study is {name!r}; {nearest(name, names)}allowed: {', '.join(names)}")
     if (run is None) == (name == STABILITY):
         raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
-    if run is not None:
-        folder = study_stability(run, out, device=device, console=console)
-    else:
-        folder = conduct(
-            STUDIES[name], out, seeds=seeds, small=small, device=device, console=console, steps=steps or ()
-        )
+    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or ()}
+    if run is not None and (set_ones := [option for option, value in given.items() if value]):
+        raise ValueError(f"{set_ones[0]} is {given[set_ones[0]]}; the study {STABILITY} does not take it")
+    try:
+        with stoppable():
+            if run is not None:
+                folder = study_stability(run, out, device=device, console=console)
+            else:
+                folder = conduct(STUDIES[name], out, device=device, console=console, **given)
+    except KeyboardInterrupt:
+        console.print("stopped; what was finished is kept, and the same command goes on")
+        raise typer.Exit(3) from None
+    Console().print(findings_table(json.loads((folder / "result.json").read_text(encoding="utf-8"))))
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
     console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
 

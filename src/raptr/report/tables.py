@@ -4,7 +4,9 @@ Costs are also given relative to one run, the same for the whole table: full tra
 many steps, else the run that cost most, because a ratio to full training of another length mixes two effects.
 """
 
+import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from raptr.report.runs import Run, labels
+from raptr.report.runs import Run, labels, malformed
 from raptr.report.units import FLOP_PREFIXES, duration, short
 
 FINAL_SHARE = 0.05
@@ -43,6 +45,7 @@ class Row:
     seconds: float
     tokens_per_second: float | None
     ignored: int
+    ignored_lines: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 relative_to=names[base],
                 seconds=last.seconds,
                 tokens_per_second=_ratio(last.tokens, last.seconds),
-                ignored=run.ignored,
+                ignored=len(run.ignored),
+                ignored_lines=malformed(run.ignored),
             )
         )
     return rows
@@ -140,12 +144,17 @@ def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, with its notes below."""
     cells = grid(rows)
     lines = [
-        cells.headings,
+        [_literal(heading) for heading in cells.headings],
         ["---" if text else "---:" for text in cells.text],
-        *([cell.replace("|", r"\|") for cell in line] for line in cells.lines),
+        *([_literal(cell) for cell in line] for line in cells.lines),
     ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([table, *cells.notes]) + "\n"
+    return "\n\n".join([table, *map(_literal, cells.notes)]) + "\n"
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
 
 
 def grid(rows: Sequence[Row]) -> Grid:
@@ -191,7 +200,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.planned is not None and row.steps < row.planned
     ]
-    notes += [f"Malformed lines ignored in {row.name}: {row.ignored}." for row in rows if row.ignored]
+    notes += [
+        f"Malformed lines ignored in {row.name}: {row.ignored} (metrics.jsonl, {row.ignored_lines})."
+        for row in rows
+        if row.ignored
+    ]
     return notes
 
 
