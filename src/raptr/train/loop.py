@@ -144,10 +144,18 @@ class Trainer:
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
         planned = planned_flops(self.dimensions, method, **self._cost())
-        bar = TrainingBar(console, label=method.name, steps=settings.steps, planned=planned, phases=len(phases))
+        bar = TrainingBar(
+            console,
+            steps=settings.steps,
+            stages=len(phases),
+            layers=method.target.layers,
+            planned=planned,
+            device=self.device,
+            step=self.step,
+        )
         with bar:
             if self.step == 0:
-                self.evaluate()
+                self.judge(bar)
             self.readout.start()
             stopping = stop.asked
             while self.step < last and not stopping:
@@ -155,6 +163,7 @@ class Trainer:
                     self.grow(method.shape(self.step))
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
+                bar.advance(self.step, stage=phase + 1, size=subnetwork.size, spent=self.spent.total)
                 stopping = stop.asked  # looked at once a step: who is asked later does one step more
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
@@ -173,14 +182,18 @@ class Trainer:
                 self.log(self.readout.stop(), bar)
                 self.finite.check()
                 if judged:
-                    self.evaluate()
-                    if ended and len(phases) > 1:
-                        bar.say(f"stage {phase + 1}/{len(phases)} done: held-out loss {self.eval_loss:.3f}")
+                    self.judge(bar, ended=ended)
                 if saved:
                     self.save()
                 self.readout.start()
             self.log(self.readout.stop(), bar)
         return Result(self.folder.path, self.step, self.eval_loss, stopped=stopping and self.step < last)
+
+    def judge(self, bar: TrainingBar, *, ended: bool = False) -> None:
+        """Evaluate and show the loss; `ended`: at the end of a stage."""
+        self.evaluate()
+        assert self.eval_loss is not None
+        bar.evaluated(self.eval_loss, ended=ended)
 
     def log(self, readings: Iterable[Reading[dict[str, Any]]], bar: TrainingBar) -> None:
         """Record what was read back from the device."""
@@ -189,14 +202,8 @@ class Trainer:
             self.finite.refuse(int(bad))
             note = {**reading.note, "loss": loss, "grad_norm": norm, "seconds": round(reading.seconds, 3)}
             self.folder.record(note)
-            bar.advance(
-                note["step"],
-                phase=note["stage"] - 1,
-                size=note["size"],
-                loss=loss,
-                rate=note["tokens"] / max(reading.seconds, 1e-9),
-                spent=note["flops"],
-            )
+            rate = note["tokens"] / max(reading.seconds, 1e-9)
+            bar.measured(note["step"], loss=loss, rate=rate, spent=note["flops"])
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
