@@ -127,8 +127,8 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("budget", 3, "budget is no setting; allowed: entries, recipe, settings, seeds, peaks, flops"),
-        ("seed", [1], "seed is no setting; did you mean 'seeds'?"),
+        ("budget", 3, "Unknown setting budget; allowed: entries, recipe, settings, seeds, peaks, flops"),
+        ("seed", [1], "Unknown setting seed; did you mean 'seeds'?"),
         ("entries", {}, "entries is empty; at least one is needed"),
         ("entries", None, "entries is None; a mapping is allowed"),
         ("recipe", "dmo", "recipe is 'dmo'; did you mean 'demo'? allowed: demo"),
@@ -146,7 +146,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("settings.modl", {}, "settings.modl is no section of a comparison; did you mean 'model'? allowed: model"),
         ("settings.method", {"name": "pld"}, "settings.method is no section of a comparison"),
         ("settings.model", 3, "settings.model is 3; a mapping is allowed"),
-        ("settings.train.stps", 3, "train.stps is no setting; did you mean 'steps'?"),
+        ("settings.train.stps", 3, "Unknown setting train.stps; did you mean 'steps'?"),
         ("settings.train.seed", 3, "settings.train.seed is 3; a comparison names its seeds under seeds"),
         ("settings.data.source", "nowhere", "nowhere"),
         ("entries.raptr", None, "entries.raptr is None; a mapping with a method's name is allowed"),
@@ -158,7 +158,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("entries.raptr.peaks", [], "entries.raptr.peaks is []; a list of one or more different numbers is allowed"),
         ("entries.raptr.schedule", "3-9", "entries.raptr: schedule 3-9: size 9 is out of range"),
         ("entries.raptr.optimizer", 3, "entries.raptr.optimizer is 3; a mapping is allowed"),
-        ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr: optimizer.idl is no setting; did you mean 'idle'?"),
+        ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr: Unknown setting optimizer.idl; did you mean 'idle'?"),
         ("entries.raptr.optimizer", {"decay": 3}, "it is set by settings.optimizer.decay, for all entries"),
         ("entries.raptr.optimizer", {"peak": 3}, "it is set by entries.raptr.peaks"),
         ("entries.full", {"name": "pld"}, "entries.full is the method 'pld'; under this name only full is allowed"),
@@ -196,7 +196,7 @@ def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
     [
         ("entries: [", "is no YAML"),
         ("- 1", "a mapping with settings and"),
-        ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' stands twice"),
+        ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' appears twice"),
     ],
 )
 def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_keep_probability() -> None:
         (
             "6-12",
             {"full_start": 500},
-            "full_start is 500, which leaves no step of the last stage; less than 500",
+            "full_start is 500, .* 500 of 1000 steps.* below 500, or at least 1003 steps",
         ),
         ("6-12", {"full_start": -1}, "full_start is -1; a whole number from 0 on is allowed"),
         ("6-12", {"fixed": (13,)}, "fixed has layer 13; 1 to 12, or -1 to -12, are allowed"),
