@@ -95,6 +95,24 @@ def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "40,000 – 119,999" in capsys.readouterr().out
 
 
+def test_plan_measures_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("raptr.train.measure.ENOUGH", 0.01)
+    small = ["plan", "3-6", "--size", "tiny", "--batch", "2", "--length", "16", "--steps", "3600", "--measure"]
+    small += ["--set", "data.vocabulary=600", "--set", "train.device=cpu"]
+    assert call(monkeypatch, *small, "--json") == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert [stage["steps"] for stage in measured["stages"]] == [1800, 1800]
+    assert measured["hours"] == pytest.approx(sum(stage["step_seconds"] / 2 for stage in measured["stages"]))
+    assert call(monkeypatch, *small) == 0
+    shown = capsys.readouterr().out
+    assert "the CPU" in shown
+    assert "GiB" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_dry_run_shows_settings_and_plan(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

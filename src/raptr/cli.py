@@ -26,6 +26,7 @@ from raptr.settings import load_yaml, nearest
 from raptr.studies import STUDIES, conduct, study_stability
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
+from raptr.train.measure import measure
 from raptr.train.plan import plan as make_plan
 
 app = typer.Typer(
@@ -125,7 +126,7 @@ def pretrain(
     console = Console(stderr=True)
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
-        _show_plan(full, as_json=False)
+        _show_plan(full)
         return
     if until is not None and until < 1:
         raise ValueError(f"until is {until}; a whole number from 1 on is allowed")
@@ -164,9 +165,13 @@ def plan(
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
     settings: SetOption = None,
+    timed: Annotated[
+        bool, typer.Option("--measure", help="Time some steps here: how long the run will take, and its memory.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show a schedule's stages: steps, sizes, keep probabilities, FLOPs and savings, before a GPU is spent."""
+    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time."""
+    widths = [entry for entry in settings or [] if entry.startswith(("method.heads=", "method.parts="))]
     given = {
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -178,9 +183,9 @@ def plan(
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        "optimizer.idle": "zero",  # a plan allows every axis; the policy costs no FLOPs
+        "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
     }
-    _show_plan(_resolve(None, None, method, given, settings or []), as_json=as_json)
+    _show_plan(_resolve(None, None, method, given, settings or []), timed=timed, as_json=as_json)
 
 
 @app.command()
@@ -325,7 +330,7 @@ def _export(run: Path, out: Path | None = None, *, layers: int | None = None, st
     return write_export(run, out, layers=layers, step=step)
 
 
-def _show_plan(config: Config, *, as_json: bool) -> None:
+def _show_plan(config: Config, *, timed: bool = False, as_json: bool = False) -> None:
     dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
     made = make_plan(
         config.make_method(dimensions),
@@ -334,10 +339,13 @@ def _show_plan(config: Config, *, as_json: bool) -> None:
         length=config.data.length,
         masked=config.data.masked,
     )
+    measured = measure(config, Console(stderr=True)) if timed else None
     if as_json:
-        typer.echo(json.dumps(made.json(), indent=2))
-    else:
-        Console().print(made.table())
+        typer.echo(json.dumps({**made.json(), **({"measured": measured.json()} if measured else {})}, indent=2))
+        return
+    Console().print(made.table())
+    if measured is not None:
+        Console().print(measured.table())
 
 
 def _resolve(

@@ -143,7 +143,7 @@ class Trainer:
         settings, method = self.config.train, self.method
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
-        planned = planned_flops(self.dimensions, method, **self._cost())
+        planned = planned_flops(self.dimensions, method, **self._batch())
         bar = TrainingBar(
             console,
             steps=settings.steps,
@@ -207,25 +207,33 @@ class Trainer:
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
-        settings = self.config.train
-        rate = self.config.optimizer.learning_rate(self.step, settings.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        losses = []
+        loss = self.gradients(subnetwork)
+        norm = self.update(loss)
+        self.spent += self.cost(subnetwork)
+        self.step += 1
+        return loss, norm
+
+    def gradients(self, subnetwork: Subnetwork) -> Tensor:
+        """Compute the gradients of the step's batch, one micro-batch after the other; returns the loss."""
+        settings, losses = self.config.train, []
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
             batch = self.data.batch(self.step, micro, settings.accumulate)
             losses.append(self.execution.backward(batch, subnetwork))
-        loss = torch.stack(losses).sum()
+        return torch.stack(losses).sum()
+
+    def update(self, loss: Tensor) -> Tensor:
+        """Clip the gradients and let the optimizer use them; returns their norm."""
+        rate = self.config.optimizer.learning_rate(self.step, self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
         idle(self.optimizer, self.config.optimizer.idle)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.spent += flops(self.dimensions, subnetwork, **self._cost())
-        self.step += 1
-        return loss, norm
+        return norm
 
     def evaluate(self) -> None:
         """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
@@ -283,7 +291,11 @@ class Trainer:
         """Tokens trained on so far."""
         return self.step * self.config.train.batch * self.config.data.length
 
-    def _cost(self) -> dict[str, int]:
+    def cost(self, subnetwork: Subnetwork) -> Flops:
+        """The FLOPs of an optimizer step under this subnetwork."""
+        return flops(self.dimensions, subnetwork, **self._batch())
+
+    def _batch(self) -> dict[str, int]:
         data = self.config.data
         return {"sequences": self.config.train.batch, "length": data.length, "masked": data.masked}
 

@@ -132,11 +132,10 @@ class TrainingBar:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits: `40 seconds`, `12 minutes`, `3.5 hours`, `12 days`."""
-    for unit, size in (("days", 48 * 3600), ("hours", 2 * 3600), ("minutes", 120)):
-        if seconds >= size:
-            amount = seconds / {"days": 86400, "hours": 3600, "minutes": 60}[unit]
-            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:,.0f} {unit}"
+    """Seconds in the unit that fits: `40 seconds`, `12 minutes`, `3.5 hours`, `12 days`, `3.1 years`."""
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
     return f"{seconds:.0f} seconds"
 
 
