@@ -71,6 +71,18 @@ def test_a_run_that_grows_from_command_to_report(
     assert Config.read(saved).mapping() == saved
 
 
+def test_an_unforeseen_error_says_where_the_run_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr("raptr.cli.run_pretraining", fail)
+    (tmp_path / "run" / "checkpoints" / "step-5").mkdir(parents=True)
+    assert call(monkeypatch, "pretrain", "--run", str(tmp_path / "run")) == 70
+    assert re.search(f"RuntimeError: odd.*{tmp_path / 'run'}.*step 5", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_plan(
     method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

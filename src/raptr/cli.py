@@ -27,7 +27,7 @@ from raptr.studies import STUDIES, conduct, study_stability
 from raptr.train.config import Config
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.measure import measure
-from raptr.train.plan import plan as make_plan
+from raptr.train.plan import plan_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,15 +37,17 @@ app = typer.Typer(
 
 STABILITY = "stability"
 ScheduleOption = Annotated[
-    str | None, typer.Option(help="Sizes of the stages in layers, such as 6-8-10-12. [default: recommended]")
+    str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
 ]
-LengthsOption = Annotated[str | None, typer.Option(help="Stage lengths: equal or proportional.")]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
 AverageOption = Annotated[
     float | None,
-    typer.Option(help="Fit to this average: layers (schedules), or a fraction of them (pld, layer-dropout)."),
+    typer.Option(
+        help="Fit stages so that so many layers run on average; for pld, layer-dropout: this fraction of them."
+    ),
 ]
-FullStartOption = Annotated[int | None, typer.Option(help="Steps of full training at the start.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"One of: {', '.join(METHODS)}.")]
+FullStartOption = Annotated[int | None, typer.Option(help="Train the full model in so many steps first.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model: {', '.join(SIZES)}.")]
 SetOption = Annotated[
     list[str] | None,
@@ -75,8 +77,8 @@ def raptr(
 
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help=f"A named run: {', '.join(RECIPES)}.")] = "demo",
-    run: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/RECIPE-METHOD]")] = None,
+    recipe: Annotated[str, typer.Argument(help=f"The settings to start from: {', '.join(RECIPES)}.")] = "demo",
+    run: Annotated[Path | None, typer.Option(help="The folder of the run. [default: runs/RECIPE-METHOD]")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file whose settings replace the recipe's.")] = None,
     data: Annotated[str | None, typer.Option(help="A folder made by `raptr prepare`, or builtin.")] = None,
     method: MethodOption = None,
@@ -92,19 +94,19 @@ def pretrain(
     isolate_documents: Annotated[
         bool | None, typer.Option("--isolate-documents", help="Keep attention inside documents.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="The same bits every time on a GPU too, at a cost in speed.")
+        bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
     settings: SetOption = None,
-    until: Annotated[int | None, typer.Option(help="Stop after this many steps in all, saved.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Replace the run if it exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show settings and plan, train nothing.")] = False,
+    until: Annotated[int | None, typer.Option(help="Save and stop after this step, to continue later.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run if it exists, and start again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the plan, train nothing.")] = False,
 ) -> None:
-    """Pretrain a model: by default a tiny BERT with RaPTr, on text that every machine has.
+    """Pretrain a BERT: without options a tiny one, with RaPTr, on the text of the Python standard library.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped continues when the same command is given again.
     """
     given = {
         "method.schedule": schedule,
@@ -129,7 +131,7 @@ def pretrain(
         _show_plan(full)
         return
     if until is not None and until < 1:
-        raise ValueError(f"until is {until}; a whole number from 1 on is allowed")
+        raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
     _say(console, f"run     {folder}")
     with work_in(folder):
@@ -153,11 +155,11 @@ def pretrain(
 @app.command()
 def plan(
     schedule: Annotated[
-        str | None, typer.Argument(help="Sizes of the stages, such as 6-8-10-12. [default: recommended]")
+        str | None, typer.Argument(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Depth of the model. [default: the size's]")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = "raptr",
+    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
@@ -237,9 +239,9 @@ def prepare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    layers: Annotated[int | None, typer.Option(help="Export a part of this many layers, unscaled.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to. [default: RUN/export]")] = None,
-    step: Annotated[int | None, typer.Option(help="The checkpoint. [default: the newest]")] = None,
+    layers: Annotated[int | None, typer.Option(help="Export a smaller model of this many layers.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write. [default: RUN/export]")] = None,
+    step: Annotated[int | None, typer.Option(help="The step of the checkpoint. [default: the newest]")] = None,
 ) -> None:
     """Write a run's model as a folder that `AutoModel` of transformers loads."""
     folder = _export(run, out, layers=layers, step=step)
@@ -331,19 +333,12 @@ def _export(run: Path, out: Path | None = None, *, layers: int | None = None, st
 
 
 def _show_plan(config: Config, *, timed: bool = False, as_json: bool = False) -> None:
-    dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
-    made = make_plan(
-        config.make_method(dimensions),
-        dimensions,
-        sequences=config.train.batch,
-        length=config.data.length,
-        masked=config.data.masked,
-    )
+    planned = plan_run(config)
     measured = measure(config, Console(stderr=True)) if timed else None
     if as_json:
-        typer.echo(json.dumps({**made.json(), **({"measured": measured.json()} if measured else {})}, indent=2))
+        typer.echo(json.dumps({**planned.json(), **({"measured": measured.json()} if measured else {})}, indent=2))
         return
-    Console().print(made.table())
+    Console().print(planned.table())
     if measured is not None:
         Console().print(measured.table())
 

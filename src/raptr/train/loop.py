@@ -164,7 +164,7 @@ class Trainer:
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
                 bar.advance(self.step, stage=phase + 1, size=subnetwork.size, spent=self.spent.total)
-                stopping = stop.asked  # looked at once a step: who is asked later does one step more
+                stopping = stop.asked  # checked once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
                     note = self.moment(

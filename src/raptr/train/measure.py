@@ -103,7 +103,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     if batch != config.train.batch:
         timed = replace(config, train=replace(config.train, batch=batch, accumulate=1))
     if cuda:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(device)
     with TemporaryDirectory() as folder, console.status("building the model …") as status:
         try:
