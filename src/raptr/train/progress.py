@@ -90,6 +90,8 @@ class TrainingBar:
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self) -> None:
+        if not self._live:
+            return
         room = self._console.width - (20 if self._bar.columns[1:] else 0)
         self._bar.update(self._task, completed=self._step, text=self.text(room))
 
