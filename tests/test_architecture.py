@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "studies": {"hashing", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "methods", "recipes", "report", "settings", "train"},
-    "cli": {"comparison", "data", "methods", "models", "recipes", "report", "settings", "studies", "train"},
+    "failures": {"train"},
+    "cli": {"comparison", "data", "failures", "methods", "models", "recipes", "report", "settings", "studies", "train"},
     "__main__": {"cli"},
     "__init__": {"comparison", "subnetworks", "models", "methods", "train"},
 }

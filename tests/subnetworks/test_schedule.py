@@ -114,7 +114,7 @@ def test_keep_probability() -> None:
         (
             "6-12",
             {"full_start": 500},
-            "full_start is 500.* 500",
+            "full_start is 500.* 500 .*1003",
         ),
         ("6-12", {"full_start": -1}, "full_start is -1.* 0 "),
         ("6-12", {"fixed": (13,)}, "fixed has layer 13.* 1 to 12.*-1 to -12"),

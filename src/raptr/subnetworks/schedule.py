@@ -111,10 +111,12 @@ class Schedule:
         starts = [0, *boundaries[:-1]]
         stages = [Stage(*row) for row in zip(starts, boundaries, sizes, sets, strict=True)]
         if full_start:
-            if stages[-1].stop - stages[-1].start <= full_start:
+            last = stages[-1].stop - stages[-1].start
+            if last <= full_start:
+                enough = steps * (full_start + 1) // last + 1
                 raise ValueError(
-                    f"full_start is {full_start}, which leaves no step of the last stage; "
-                    f"less than {stages[-1].stop - stages[-1].start} is allowed"
+                    f"full_start is {full_start}, but it is taken from the last stage, which has {last} of {steps} "
+                    f"steps. Use a full_start below {last}, or at least {enough} steps."
                 )
             shifted = [Stage(s.start + full_start, min(s.stop + full_start, steps), s.size, s.fixed) for s in stages]
             stages = [Stage(0, full_start, layers, sets[0]), *shifted]
