@@ -24,7 +24,7 @@ from pathlib import Path
 import tokenizers
 
 from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
-from raptr.data.corpus import Document, builtin
+from raptr.data.corpus import Document, builtin, split
 from raptr.data.domains import DomainSource
 from raptr.data.encoding import Progress, encode
 from raptr.data.journal import Journal
@@ -37,6 +37,8 @@ from raptr.data.workfolder import alone, clear, resume, reuse
 from raptr.data.writer import sync_folder, write_text
 
 VOCABULARY = 30_000
+# Part of the built-in corpus's folder name: raised when its documents or their split change.
+SPLIT = 2
 
 Documents = Callable[[], Iterable[Document]]
 Report = Callable[[Progress], None]
@@ -45,7 +47,8 @@ Say = Callable[[str], None]
 
 def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = None) -> TokenStore:
     """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
-    target = folder / f"builtin-python{platform.python_version()}-vocabulary{vocabulary}-format{FORMAT}"
+    name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}"
+    target = folder / name
     if target.exists():
         try:
             store = open_store(target)
@@ -55,7 +58,8 @@ def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = Non
             shutil.rmtree(target)
         else:
             return store
-    return prepare(target, builtin, vocabulary, domain="builtin", progress=progress)
+    train, valid = split(builtin())
+    return prepare(target, lambda: train, vocabulary, valid=lambda: valid, domain="builtin", progress=progress)
 
 
 def prepare(
@@ -63,17 +67,20 @@ def prepare(
     documents: Documents,
     vocabulary: int,
     *,
+    valid: Documents | None = None,
     domain: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     progress: Report | None = None,
 ) -> TokenStore:
     """Write documents as a new folder of one domain; what a crash leaves is not used again.
 
-    `documents` is called twice and must give the same documents in the same order; empty ones are left out.
+    `documents` and `valid` are called more than once and must give the same documents in the same order; empty ones
+    are left out. `valid` are the held-out documents; without them, documents are held out by their hash.
     A shard holds whole documents: at most `shard_tokens` tokens, or a single document that is longer.
     """
     source = DomainSource(domain, ("documents",), 1.0)
-    request = Request((source,), ((DocumentsInput(documents),),), vocabulary, shard_tokens=shard_tokens)
+    train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
+    request = Request((source,), ((*train, *held_out),), vocabulary, valid=(held_out,), shard_tokens=shard_tokens)
     if folder.exists():
         raise ValueError(f"{folder} is there already; prepared data goes into a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
