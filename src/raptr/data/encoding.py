@@ -3,9 +3,14 @@
 One thread reads ahead, `workers` threads encode, and the caller's thread writes, always in the order of the
 reading: what is written does not depend on the number of threads. Encoding lets go of Python's lock, so
 threads are enough.
+
+The tokenizer needs more than 100 bytes of memory for each character that it is given, so long documents are
+encoded piece by piece. A piece ends before white space, where byte-level BPE begins a new word in any case: the
+tokens are those of the whole document.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -27,6 +32,11 @@ from raptr.data.writer import ShardWriter
 # Seconds of work that a kill can cost.
 JOURNAL_EVERY = 5.0
 SWITCH = "TOKENIZERS_PARALLELISM"
+# Characters of one document that are encoded at once.
+PIECE = 2**16
+# The last place for a cut, and how many characters behind it have to be seen: before a single space, which any kind
+# of tokenizer drops or keeps with the word after it; else before other white space.
+CUTS = ((re.compile(r".*\S(?= \S)", re.DOTALL), 2), (re.compile(r".*\S(?=[ \t\r\n])", re.DOTALL), 1))
 
 
 @dataclass(frozen=True)
@@ -130,23 +140,37 @@ class Encoder:
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """The chunk's tokens, which is then rid of its texts."""
-        sep = self.tokenizer.token_to_id("[SEP]")
-        # The fast variant gives the same ids and leaves out the offsets into the text.
-        encodings = self.tokenizer.encode_batch_fast(chunk.texts, add_special_tokens=False)
+        sep = np.array([self.tokenizer.token_to_id("[SEP]")], self.dtype)
+        short = [text for text in chunk.texts if len(text) <= PIECE]
+        whole = iter(self._ids(short))
+        found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
+        for text, digest in zip(chunk.texts, chunk.digests, strict=True):
+            parts = [next(whole)] if len(text) <= PIECE else [self._ids([piece])[0] for piece in pieces(text)]
+            found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, sep])
         chunk.texts.clear()
-        held_out = [self.sides.holds_out(digest) for digest in chunk.digests]
         result: Encoded = {}
-        for split in SPLITS:
-            chosen = [one for one, held in zip(encodings, held_out, strict=True) if held == (split == "valid")]
-            lengths = np.fromiter((len(one) + 1 for one in chosen), np.int64, len(chosen))
-            tokens = np.empty(int(lengths.sum()), self.dtype)
-            end = 0
-            for one, length in zip(chosen, lengths.tolist(), strict=True):
-                tokens[end : end + length - 1] = one.ids
-                end += length
-                tokens[end - 1] = sep
-            result[split] = tokens, lengths
+        for split, documents in found.items():
+            lengths = np.array([sum(map(len, parts)) for parts in documents], np.int64)
+            tokens = [part for parts in documents for part in parts]
+            result[split] = np.concatenate([sep[:0], *tokens]), lengths
         return result
+
+    def _ids(self, texts: list[str]) -> list[Tokens]:
+        # The fast variant gives the same ids and leaves out the offsets into the text.
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, self.dtype) for one in encodings]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces of at most PIECE characters, cut before white space where there is any."""
+    start = 0
+    while len(text) - start > PIECE:
+        limit = start + PIECE
+        matches = (cut.match(text, start, limit + seen) for cut, seen in CUTS)
+        end = next((match.end() for match in matches if match), limit)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 @contextmanager
