@@ -115,10 +115,14 @@ def sides_of(counts: Sequence[Count], limit: int) -> Sides:
 
 
 def _too_few(name: str, count: Count) -> str:
-    found = f"{count.documents} with text" if count.documents < 2 else f"{count.documents} with the same text"
-    broken = f" beside {count.broken} broken ones ({count.problem})" if count.broken else ""
+    what = (
+        ("no document with text", "only one document")[count.documents]
+        if count.documents < 2
+        else (f"{count.documents} documents, all with the same text")
+    )
+    broken = f" ({count.broken} are broken, the first of them: {count.problem})" if count.broken else ""
     return (
-        f"domain {name}: documents: {found} were found{broken}; at least 2 that differ are needed, "
-        "one to train on and one to hold out (a text file is one document: split it, give jsonl, or name text to hold "
-        "out with --valid)"
+        f"domain {name} has {what}{broken}. At least two different ones are needed, one to train on and one to hold "
+        "out. Give more text; or --documents line, which makes each line of a text file a document; or text to hold "
+        "out with --valid."
     )

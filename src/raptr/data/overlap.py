@@ -32,13 +32,13 @@ def without_shared(texts: Sequence[str], others: Iterable[str]) -> list[str]:
 
 def _hashes(text: bytes) -> Uint64s:
     """A hash of the WINDOW bytes at each place of the text; none where it is shorter."""
-    values = np.frombuffer(text, np.uint8).astype(np.uint64) + np.uint64(1)
+    values: Uint64s = np.frombuffer(text, np.uint8).astype(np.uint64) + np.uint64(1)
     size, factor = 1, BASE
     while size < HALF:
         values = values[:-size] * np.uint64(factor) + values[size:]
         size, factor = 2 * size, factor * factor % 2**64
-    first, second = values[: 1 - HALF], values[HALF - 1 :]
-    return first * np.uint64(factor) + (second ^ (second >> np.uint64(31))) * np.uint64(MIX)
+    second = values[HALF - 1 :]
+    return np.asarray(values[: 1 - HALF] * np.uint64(factor) + (second ^ (second >> np.uint64(31))) * np.uint64(MIX))
 
 
 def _shared(hashes: Uint64s, known: Uint64s) -> NDArray[np.bool_]:

@@ -25,15 +25,16 @@ import tokenizers
 
 from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
 from raptr.data.corpus import Document, builtin, split
-from raptr.data.domains import DomainSource
+from raptr.data.domains import DomainSource, check_out
 from raptr.data.encoding import Progress, encode
 from raptr.data.journal import Journal
+from raptr.data.order import CYCLE, quotas
 from raptr.data.reading import DocumentsInput
 from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
 from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store, sha256_of
 from raptr.data.stream import BEGINNING, Chunk
 from raptr.data.tokenizer import existing, load, train, vocabulary_of
-from raptr.data.workfolder import alone, clear, resume, reuse
+from raptr.data.workfolder import alone, clear, naming, resume, reuse, work_folder
 from raptr.data.writer import sync_folder, write_text
 
 VOCABULARY = 30_000
@@ -107,6 +108,7 @@ def prepare_corpus(
     vocabulary: int = VOCABULARY,
     tokenizer: Path | None = None,
     field: str = "text",
+    documents: str | None = None,
     held_out: float = HELD_OUT,
     deduplicate: bool = False,
     skip_broken: bool = False,
@@ -117,19 +119,22 @@ def prepare_corpus(
 ) -> TokenStore:
     """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file.
 
-    `say` is told in a sentence when work is reused, goes on or starts over. `deduplicate` drops all but the
-    first of the documents with the same text, and keeps 16 bytes per document in memory for it.
+    `say` is told what the documents are, and when work is reused, goes on or starts over. `documents` says what of
+    a text file is a document: see `DomainSource.inputs`. `deduplicate` drops all but the first of the documents with
+    the same text, and keeps 16 bytes per document in memory for it.
     """
     say = say or _silent
+    check_out(domains, out)
     if tokenizer is not None and tokenizer.is_dir():
         tokenizer = tokenizer / TOKENIZER
     request = Request(
         domains=tuple(domains),
-        inputs=tuple(domain.inputs(field) for domain in domains),
-        valid=tuple(domain.held_out(field) for domain in domains),
+        inputs=tuple(domain.inputs(field, documents) for domain in domains),
+        valid=tuple(domain.held_out(field, documents) for domain in domains),
         vocabulary=vocabulary,
         tokenizer=tokenizer,
         field=field,
+        documents=documents,
         held_out=held_out,
         deduplicate=deduplicate,
         skip_broken=skip_broken,
@@ -139,8 +144,8 @@ def prepare_corpus(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return reuse(out, request.facts(), say)
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = out.with_name(f"{out.name}.partial")
-    with alone(work):
+    work = work_folder(out)
+    with alone(work), naming(work):
         try:
             journal = resume(work, request.facts(), say)
             if not (work / MANIFEST).exists():
@@ -164,8 +169,12 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     dtype = dtype_for(facts.size)
     journal = encode(work, tokenizer, DTYPES[dtype], request, journal, progress)
     trained = [part.total("train") for part in journal.parts]
-    # Without weights, a mixture takes from each domain as much as there is of it.
     weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
+    for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
+        # Without weights, a mixture takes from each domain as much as there is of it, but at least one sample.
+        if quota == 0:
+            say(f"domain {name} has {weights[i]:.1g} of the tokens; its weight is 1/{CYCLE}, the least there is")
+            weights[i] = 1 / CYCLE
     manifest = Manifest(
         vocabulary=facts.size,
         dtype=dtype,
@@ -186,7 +195,9 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
     facts = request.facts()
     sample = Sample()
     counts = take_census(request.names, request.chunks(BEGINNING), None if request.tokenizer else sample, read)
-    for name, count in zip(request.names, counts, strict=True):
+    for name, count, inputs in zip(request.names, counts, request.inputs, strict=True):
+        units = " or ".join(dict.fromkeys(one.unit for one in inputs))
+        say(f"domain {name}: {count.documents:,} documents, one per {units}")
         if count.broken:
             say(f"domain {name}: {count.broken} broken, the first of them: {count.problem}")
     sides = sides_of(counts, request.limit)

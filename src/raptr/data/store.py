@@ -157,6 +157,11 @@ class TokenStore:
         """What was prepared of each domain: documents, tokens, and what was left out."""
         return self.manifest.domains
 
+    def longest_window(self) -> int:
+        """Tokens in a row that every split of every domain has."""
+        splits = (part.shards(split) for part in self.manifest.domains for split in SPLITS)
+        return min(max(shard.tokens for shard in shards) for shards in splits)
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
         return load(self.path / TOKENIZER)
