@@ -115,12 +115,10 @@ def sides_of(counts: Sequence[Count], limit: int) -> Sides:
 
 
 def _too_few(name: str, count: Count) -> str:
-    what = (
-        ("no document with text", "only one document")[count.documents]
-        if count.documents < 2
-        else (f"{count.documents} documents, all with the same text")
-    )
-    broken = f" ({count.broken} are broken, the first of them: {count.problem})" if count.broken else ""
+    broken = f" ({count.broken} broken, the first of them: {count.problem})" if count.broken else ""
+    if not count.documents:
+        return f"domain {name} has no document with text{broken}."
+    what = f"{count.documents} documents, all with the same text" if count.documents > 1 else "only one document"
     return (
         f"domain {name} has {what}{broken}. At least two different ones are needed, one to train on and one to hold "
         "out. Give more text; or --documents line, which makes each line of a text file a document; or text to hold "

@@ -197,7 +197,7 @@ class FileInput:
         except RecursionError:
             return "", "a JSON object", "brackets nested too deep to be read"
         if not isinstance(value, dict):
-            return "", f"an object with the field {self.field!r}", _kind(value)
+            return "", f"one JSON object per line, with the field {self.field!r}", _kind(value)
         if self.field not in value:
             return "", f"the field {self.field!r}", f"{', '.join(map(repr, value)) or 'no field'}"
         return _string(value[self.field], self.field)

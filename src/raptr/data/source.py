@@ -59,7 +59,7 @@ class TrainData:
 class EvalData:
     """At most `count` windows of the held-out split, spread evenly over each domain's, masked alike for any seed.
 
-    Every domain has its share by weight, and at least one window.
+    Every domain has its share by weight, and at least one window; one with too little text has fewer than its share.
     """
 
     def __init__(self, store: TokenStore, length: int, count: int, *, isolate: bool = False) -> None:
@@ -68,6 +68,7 @@ class EvalData:
         self._windows = _Windows(store, "valid", length, isolate)
         self.domains = tuple(domain.name for domain in store.domains)
         total = sum(domain.weight for domain in store.domains)
+        self.shares = {domain.name: domain.weight / total for domain in store.domains}
         self._indices: list[Uint64s] = []
         for domain, available in zip(store.domains, self._windows.counts, strict=True):
             wanted = min(available, max(1, round(count * domain.weight / total)))
