@@ -112,10 +112,13 @@ def _domain(
     part = Part(name, 1.0, done["train"], done["valid"], *left_out.tolist())
     found = part.count("train") + part.count("valid")
     if found != (expected := journal.documents[index]):
-        raise ValueError(f"domain {name}: expected the same {expected} documents on the second reading, found {found}")
+        raise ValueError(
+            f"domain {name} had {expected} documents on the first reading and {found} on the second. Start again when "
+            "nothing changes its files."
+        )
     for split, side in (("train", "training"), ("valid", "held-out")):
         if not done[split]:
-            raise ValueError(f"domain {name}: found no {side} document; give it more text, or another held_out")
+            raise ValueError(f"domain {name} has no {side} document. Give it more text, or another --held-out.")
     journal = replace(
         journal,
         parts=(*journal.parts, part),

@@ -83,7 +83,7 @@ def prepare(
     train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
     request = Request((source,), ((*train, *held_out),), vocabulary, valid=(held_out,), shard_tokens=shard_tokens)
     if folder.exists():
-        raise ValueError(f"{folder} is there already; prepared data goes into a new folder")
+        raise ValueError(f"{folder} exists. Give a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     work.mkdir()
@@ -173,7 +173,7 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
         # Without weights, a mixture takes from each domain as much as there is of it, but at least one sample.
         if quota == 0:
-            say(f"domain {name} has {weights[i]:.1g} of the tokens; its weight is 1/{CYCLE}, the least there is")
+            say(f"domain {name} has {weights[i]:.2%} of the tokens; it gets the smallest weight that works, 1/{CYCLE}")
             weights[i] = 1 / CYCLE
     manifest = Manifest(
         vocabulary=facts.size,

@@ -36,8 +36,8 @@ class TrainData:
         for domain, quota in zip(store.domains, self._quotas, strict=True):
             if quota == 0:
                 raise ValueError(
-                    f"domain {domain.name} has weight {domain.weight:g}, less than one sample in {CYCLE}; "
-                    "a larger weight is needed, or no such domain"
+                    f"domain {domain.name} has weight {domain.weight:g}, less than one sample in {CYCLE}. "
+                    "Prepare the data with a larger weight, or without it."
                 )
         self.samples = self._windows.counts
 
