@@ -249,6 +249,9 @@ def test_bad_settings(corpus: Path, tmp_path: Path) -> None:
         prepare_corpus(given, tmp_path / "out", documents="word")
     with pytest.raises(ValueError, match=r"wiki.*wiki.*NAME=PATH"):
         prepare_corpus([given[0], given[0]], tmp_path / "out")
+    for nameless in (".", "..", "/"):
+        with pytest.raises(ValueError, match=rf"out.* {re.escape(nameless)}"):
+            prepare_corpus(given, Path(nameless))
     for out in (corpus / "web", corpus / "web" / "new"):
         with pytest.raises(ValueError, match=f"out.*{out}.*{corpus / 'web'}.*web"):
             prepare_corpus(given, out)

@@ -1,8 +1,8 @@
 """The first reading: checks every record, counts the documents, and takes the tokenizer's sample.
 
 A document is held out when the first half of its hash is low, so adding documents moves none of the others to
-the other side. Where a domain would be left without a held-out or without a training document, the one with
-its lowest or highest hash changes sides, in whichever domain it turns up.
+the other side. Where a domain would have no held-out or no training document, the one with its lowest or highest
+hash changes sides; so do its copies in other domains.
 """
 
 import heapq

@@ -135,6 +135,8 @@ def checked(domains: Sequence[DomainSource]) -> None:
 
 def check_out(domains: Sequence[DomainSource], out: Path) -> None:
     """Refuse to write where the domains are read: a second start would read what the first one wrote."""
+    if out.name in ("", ".."):
+        raise ValueError(f"out is {out}. Give the folder by its name.")
     for domain in domains:
         for path in (*domain.paths, *domain.valid):
             if os.path.isdir(path) and out.resolve().is_relative_to(Path(path).resolve()):

@@ -81,7 +81,7 @@ def _domain(
     journal: Journal,
     meter: "_Meter",
 ) -> Journal:
-    """Write the rest of the domain at work."""
+    """Write what is left of the current domain."""
     index = journal.position.domain
     name = request.names[index]
     left_out = np.array(journal.left_out)
@@ -142,7 +142,7 @@ class Encoder:
     dtype: np.dtype[Any]
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """The chunk's tokens, which is then rid of its texts."""
+        """The chunk's tokens; its texts are dropped to free their memory."""
         sep = np.array([self.tokenizer.token_to_id("[SEP]")], self.dtype)
         short = [text for text in chunk.texts if len(text) <= PIECE]
         whole = iter(self._ids(short))
@@ -178,7 +178,7 @@ def pieces(text: str) -> Iterator[str]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Each call of the tokenizer stays in its thread: as many calls as workers run at a time."""
+    """Turn off the tokenizer's own threads: each worker is one already."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "false"
     try:
@@ -191,7 +191,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 class _Meter:
-    """Tells the caller how far the encoding is."""
+    """Reports the progress of the encoding."""
 
     def __init__(self, total: int, progress: Callable[[Progress], None], journal: Journal) -> None:
         self._total, self._progress, self._started = total, progress, time.monotonic()

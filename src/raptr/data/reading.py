@@ -246,11 +246,11 @@ class HubInput:
     unit: str = "row"
 
     def identity(self) -> str:
-        """The name alone: whether the dataset has changed cannot be seen from here."""
+        """The name alone: nothing tells whether the dataset has changed."""
         return self.name
 
     def records(self, start: int) -> Iterator[Record]:
-        """The rows from number `start` on; what the network does wrong is an error, never a skipped row."""
+        """The rows from number `start` on; an error of the network stops the preparation, whatever `skip_broken` says."""
         datasets = extra("datasets", "datasets", self.name)
         path, config, split, *rest = [*self.name.removeprefix("hf:").split(":"), "", ""]
         if not path or any(rest):
@@ -278,7 +278,7 @@ class DocumentsInput:
     unit: str = "document"
 
     def identity(self) -> str:
-        """Nothing: what a function will give cannot be known before."""
+        """Empty: the documents are not known before they are read."""
         return ""
 
     def records(self, start: int) -> Iterator[Record]:
@@ -312,7 +312,7 @@ def _byte(error: UnicodeDecodeError) -> str:
 
 
 def _damage(error: Exception) -> str:
-    """What went wrong, in one line; whatever is no damage to a file is a mistake here and goes on up."""
+    """What is wrong with the file, in one line; an error that is not about the file is a bug and is raised again."""
     if not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
         raise error
     return " ".join(str(error).split()) or type(error).__name__

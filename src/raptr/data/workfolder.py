@@ -1,4 +1,4 @@
-"""The folder in which a preparation works: one process at a time, and nothing in it that is not ours."""
+"""The folder in which a preparation works: one process at a time, and only files that raptr wrote."""
 
 import errno
 import os
