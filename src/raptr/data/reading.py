@@ -250,7 +250,7 @@ class HubInput:
         return self.name
 
     def records(self, start: int) -> Iterator[Record]:
-        """The rows from number `start` on; an error of the network stops the preparation, whatever `skip_broken` says."""
+        """The rows from number `start` on; an error of the network stops, whatever `skip_broken` says."""
         datasets = extra("datasets", "datasets", self.name)
         path, config, split, *rest = [*self.name.removeprefix("hf:").split(":"), "", ""]
         if not path or any(rest):
