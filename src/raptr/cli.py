@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 import yaml
 from rich.console import Console
@@ -13,9 +14,10 @@ from rich.markup import escape
 
 from raptr.comparison import compare as run_comparison
 from raptr.comparison import read_comparison, read_file
-from raptr.data.console import preparation_bar, preparation_table
+from raptr.data.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
 from raptr.data.domains import parse_domain, with_valid
 from raptr.data.preparation import VOCABULARY, prepare_corpus
+from raptr.data.reading import DOCUMENTS
 from raptr.data.request import HELD_OUT
 from raptr.failures import EXIT_CODES, reported, work_in
 from raptr.methods import METHODS
@@ -203,6 +205,7 @@ def prepare(
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
+    documents: Annotated[str | None, typer.Option(metavar="|".join(DOCUMENTS), help=DOCUMENTS_HELP)] = None,
     held_out: Annotated[float, typer.Option(help="The fraction of documents kept for evaluation.")] = HELD_OUT,
     valid: Annotated[
         list[str] | None,
@@ -218,22 +221,25 @@ def prepare(
     stopped goes on where it was when the same command is given again.
     """
     console = Console(stderr=True)
-    with work_in(out), preparation_bar(console) as bar:
+    with work_in(out), preparation_bar(console, out) as bar:
         store = prepare_corpus(
             with_valid([parse_domain(text) for text in data], valid or []),
             out,
             vocabulary=vocabulary,
             tokenizer=tokenizer,
             field=field,
+            documents=documents,
             held_out=held_out,
             deduplicate=deduplicate,
             skip_broken=skip_broken,
             workers=workers,
             progress=bar,
-            say=lambda text: console.print(text, highlight=False, markup=False),
+            say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
         )
     console.print(preparation_table(store))
-    console.print(f"next    raptr pretrain --data {escape(str(out))}", highlight=False)
+    recipe = "bert-mini" if torch.cuda.is_available() else "demo"
+    command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
+    console.print(escape(command), highlight=False, soft_wrap=True)
 
 
 @app.command()

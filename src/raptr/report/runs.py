@@ -38,7 +38,10 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size."""
+    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size.
+
+    `loss` is the mean over held-out windows, `loss_mixture` that of the domains by their weights in training.
+    """
 
     step: int
     loss: float
@@ -46,6 +49,7 @@ class EvalRecord:
     flops: float
     flops_layers: float
     seconds: float
+    loss_mixture: float | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
 
@@ -203,6 +207,7 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
             flops=_amount(values["flops"]),
             flops_layers=_amount(values["flops_layers"]),
             seconds=_amount(values["seconds"]),
+            loss_mixture=None if values.get("loss_mixture") is None else _number(values["loss_mixture"]),
             domains=_losses(values.get("domains", {})),
             sizes={_whole(int(size)): loss for size, loss in _losses(values.get("sizes", {})).items()},
         )

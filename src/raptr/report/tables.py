@@ -34,6 +34,7 @@ class Row:
     planned: int | None
     train_loss: float | None
     eval_loss: float | None
+    eval_loss_mixture: float | None
     eval_domains: Mapping[str, float]
     eval_sizes: Mapping[int, float]
     tokens: int
@@ -103,6 +104,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 planned=run.planned,
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
                 eval_loss=run.evals[-1].loss if run.evals else None,
+                eval_loss_mixture=run.evals[-1].loss_mixture if run.evals else None,
                 eval_domains=run.evals[-1].domains if run.evals else {},
                 eval_sizes=run.evals[-1].sizes if run.evals else {},
                 tokens=last.tokens,
@@ -174,10 +176,12 @@ def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
-    """The results, one more for each domain and size that any run was judged on, and the costs."""
+    """The results, more of them for runs with several domains and for each size that was judged, and the costs."""
     domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
-    judged = [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
+    mixed = any(row.eval_loss_mixture is not None for row in rows)
+    judged = [_Column("  by mixture weight", lambda row: _fixed(row.eval_loss_mixture, 3))] if mixed else []
+    judged += [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
     judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
     costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]
     return [*_RESULTS, *judged, *costs]
@@ -195,6 +199,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if len(rows) > 1:
         notes.append(f"Costs are relative to {rows[0].relative_to}.")
+    if any(row.eval_loss_mixture is not None for row in rows):
+        notes.append(
+            "The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained."
+        )
     notes += [
         f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
         for row in rows

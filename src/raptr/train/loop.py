@@ -246,7 +246,9 @@ class Trainer:
                 if size <= whole.size
             }
         self.eval_loss = judged.loss
-        extra: dict[str, object] = {"domains": judged.domains} if len(judged.domains) > 1 else {}
+        extra: dict[str, object] = {}
+        if len(judged.domains) > 1:
+            extra = {"loss_mixture": judged.mixture, "domains": judged.domains}
         if sizes:
             extra["sizes"] = sizes
         self.folder.record(
