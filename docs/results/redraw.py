@@ -43,7 +43,7 @@ def redrawn(page: Page, text: str) -> str:
 def main() -> None:
     """Write what has changed, and say so."""
     for page in PAGES:
-        path = RESULTS / f"{page.name}.md"
+        path = (RESULTS / f"{page.name}.md").resolve()
         _write(path, redrawn(page, path.read_text("utf-8")).encode())
         found = records(page)
         for name, draw in page.figures.items():

@@ -70,6 +70,23 @@ def peaks(records: Records) -> str:
     return table(["peak learning rate", "5e-4", "1e-3", "2e-3"], rows)
 
 
+def measured(*labels: str) -> Callable[[Records], str]:
+    """The table of a method's card; an entry is `what is shown = record:label`."""
+
+    def made(records: Records) -> str:
+        rows = []
+        for entry in labels:
+            shown, _, place = entry.rpartition(" = ")
+            name, label = place.split(":")
+            found = {row.label: row for row in finals(read_rows(records[name]))}[label]
+            tokens = {"compare": "3.5", "long": "20"}[name]
+            cells = [_shown(value, 3, sign=True) if value else "–" for value in (found.to_full, found.to_reduced)]
+            rows.append([shown, tokens, f"{found.peak:g}", _shown(found.loss, 3), *cells])
+        return table(["", "tokens per weight", "peak", "held-out loss", "to full", "to full, reduced"], rows)
+
+    return made
+
+
 def _at(outcomes: list[Outcome], label: str, peak: float) -> list[Outcome]:
     return [run for run in outcomes if (run.label, run.peak) == (label, peak)]
 
@@ -84,7 +101,31 @@ def _figure(name: str) -> Callable[[Records], Any]:
     return lambda records: picture(records[name])
 
 
+RAPTR = "[raptr](raptr.md) 6-8-10-12"
+STACKING = "[stacking](stacking.md) 6-8-10-12"
+CARDS = {
+    "full": ["`full` = compare:full", "reduced = compare:full (reduced)", "`full` = long:full"]
+    + ["reduced = long:full (reduced)"],
+    "raptr": ["`raptr` 6-8-10-12, the default = long:raptr, none", "`scaling=sqrt`, the paper's = long:raptr, sqrt"]
+    + [f"{STACKING} = long:stacking", "`raptr` 6-8-10-12, the default = compare:raptr, scaling none"]
+    + ["`scaling=sqrt`, the paper's = compare:raptr", "`scaling=linear` = compare:raptr, scaling linear"]
+    + ["`scaling=sqrt`, `optimizer.idle=zero` = compare:raptr, idle zero"]
+    + ["3-6-12, `scaling=sqrt` = compare:raptr, 3-6-12", f"{STACKING} = compare:stacking"],
+    "stacking": ["`stacking` 6-8-10-12 = long:stacking", f"{RAPTR}, unscaled = long:raptr, none"]
+    + ["`stacking` 6-8-10-12 = compare:stacking", f"{RAPTR}, unscaled = compare:raptr, scaling none"],
+    "progressive-stacking": ["`progressive-stacking` 3-6-12 = compare:progressive-stacking"]
+    + ["[raptr](raptr.md) 3-6-12 = compare:raptr, 3-6-12"],
+    "lemon": ["`lemon` 6-8-10-12, `init=copy` = compare:lemon, copy", "`init=zero` = compare:lemon, zero"]
+    + [f"{STACKING} = compare:stacking"],
+    "msg": ["`msg` 6-8-10-12 = compare:msg", f"{STACKING} = compare:stacking"],
+    "msg-interpolation": ["`msg-interpolation` 6-8-10-12 = compare:msg-interpolation"]
+    + ["[lemon](lemon.md) 6-8-10-12, `init=copy` = compare:lemon, copy"],
+    "pld": ["`pld`, θ̄ = 0.5 = compare:pld", "`average=0.75` = compare:pld, matched"]
+    + [f"{RAPTR}, unscaled = compare:raptr, scaling none"],
+}
+
 PAGES = (
+    *(Page(f"../methods/{card}", SHORT | LONG, {"measured": measured(*labels)}) for card, labels in CARDS.items()),
     Page("long", LONG, {"best": best("long"), "every": every("long")}, {"long.png": _figure("long")}),
     Page("compare", SHORT, {"best": best("compare"), "every": every("compare")}, {"compare.png": _figure("compare")}),
     Page("choices", SHORT | LONG, {"choices": choices, "scaling": scaling, "peaks": peaks}),
