@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format results clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ check: $(READY) ## lint, check the format, check the types
 format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+results: $(READY) ## draw the tables and figures of docs/results again, from the records beside them
+	$(BIN)/python -m docs.results.redraw
 
 clean: ## remove the environment and the caches, never a run
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

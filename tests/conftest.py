@@ -3,12 +3,15 @@
 Many also share a small corpus.
 """
 
+import os
+
 import pytest
 import torch
 
 from raptr.data import Document, TokenStore, prepare
 
 torch.set_num_threads(1)
+os.environ["RAPTR_TRACEBACK"] = "1"  # a failing test shows what the command line would write to a file
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,12 @@
-"""The command line: parsing only.
-
-Exit codes: 0 done; 1 a run that diverged; 2 bad input, one sentence says what; 3 stopped by SIGTERM or Ctrl-C, saved,
-and the same command goes on; 130 interrupted where there was nothing to save.
-"""
+"""The command line: parsing only. Errors and exit codes: failures.py."""
 
 import json
-import sys
-import warnings
+import platform
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
+import torch
 import typer
 import yaml
 from rich.console import Console
@@ -17,39 +14,42 @@ from rich.markup import escape
 
 from raptr.comparison import compare as run_comparison
 from raptr.comparison import read_comparison, read_file
-from raptr.data.console import preparation_bar, preparation_table
+from raptr.data.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
 from raptr.data.domains import parse_domain, with_valid
 from raptr.data.preparation import VOCABULARY, prepare_corpus
+from raptr.data.reading import DOCUMENTS
 from raptr.data.request import HELD_OUT
+from raptr.failures import EXIT_CODES, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
-from raptr.settings import load_yaml, nearest, parse_setting
-from raptr.studies import STUDIES, conduct, study_stability
+from raptr.settings import load_yaml, nearest, nested, parse_setting
+from raptr.studies import STUDIES, conduct, findings_table, stoppable, study_stability
 from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.loop import pretrain as run_pretraining
-from raptr.train.plan import plan as make_plan
-from raptr.train.safety import Diverged
+from raptr.train.measure import measure
+from raptr.train.plan import plan_run
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Progressive subnetwork training: pretrain Transformers with less compute.",
+    rich_markup_mode="markdown",  # "rich" would drop what stands in square brackets
 )
 
 STABILITY = "stability"
 ScheduleOption = Annotated[
-    str | None, typer.Option(help="Sizes of the stages in layers, such as 6-8-10-12. [default: recommended]")
+    str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
 ]
-LengthsOption = Annotated[str | None, typer.Option(help="Stage lengths: equal or proportional.")]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
 AverageOption = Annotated[
     float | None,
-    typer.Option(help="Fit to this average: layers (schedules), or a fraction of them (pld, layer-dropout)."),
+    typer.Option(
+        help="Fit stages so that so many layers run on average; for pld, layer-dropout: this fraction of them."
+    ),
 ]
-FullStartOption = Annotated[int | None, typer.Option(help="Steps of full training at the start.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"One of: {', '.join(METHODS)}.")]
+FullStartOption = Annotated[int | None, typer.Option(help="Train the full model in so many steps first.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model: {', '.join(SIZES)}.")]
 SetOption = Annotated[
     list[str] | None,
@@ -62,10 +62,25 @@ SetOption = Annotated[
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"raptr {version('raptr')}, torch {version('torch')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXIT_CODES)
+def raptr(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """Progressive subnetwork training: pretrain Transformers with less compute."""
+
+
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help=f"A named run: {', '.join(RECIPES)}.")] = "demo",
-    run: Annotated[Path | None, typer.Option(help="The run's folder. [default: runs/RECIPE-METHOD]")] = None,
+    recipe: Annotated[str, typer.Argument(help=f"The settings to start from: {', '.join(RECIPES)}.")] = "demo",
+    run: Annotated[Path | None, typer.Option(help="The folder of the run. [default: runs/RECIPE-METHOD]")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file whose settings replace the recipe's.")] = None,
     data: Annotated[str | None, typer.Option(help="A folder made by `raptr prepare`, or builtin.")] = None,
     method: MethodOption = None,
@@ -81,19 +96,19 @@ def pretrain(
     isolate_documents: Annotated[
         bool | None, typer.Option("--isolate-documents", help="Keep attention inside documents.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="The same bits every time on a GPU too, at a cost in speed.")
+        bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
     settings: SetOption = None,
-    until: Annotated[int | None, typer.Option(help="Stop after this many steps in all, saved.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Replace the run if it exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show settings and plan, train nothing.")] = False,
+    until: Annotated[int | None, typer.Option(help="Save and stop after this step, to continue later.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run if it exists, and start again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the plan, train nothing.")] = False,
 ) -> None:
-    """Pretrain a model: by default a tiny BERT with RaPTr, on text that every machine has.
+    """Pretrain a BERT: without options a tiny one, with RaPTr, on the text of the Python standard library.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was stopped continues when the same command is given again.
     """
     given = {
         "method.schedule": schedule,
@@ -115,38 +130,40 @@ def pretrain(
     console = Console(stderr=True)
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
-        _show_plan(full, as_json=False)
+        _show_plan(full)
         return
     if until is not None and until < 1:
-        raise ValueError(f"until is {until}; a whole number from 1 on is allowed")
+        raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
+    _say(console, f"run     {folder}")
     if full.data.source == BUILTIN:
-        console.print("text    the Python standard library (--data FOLDER trains on yours)", highlight=False)
-    result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
+        _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
+    with work_in(folder):
+        result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
     if result.step < full.train.steps:
-        how = "the same command" if result.stopped else "without --until the same command"
-        console.print(f"stopped after step {result.step:,} of {full.train.steps:,}, saved; {how} goes on")
+        how = "the same command continues" if result.stopped else "the same command without --until continues"
+        _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}, saved in {folder}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
     report = write_report([folder], folder / "report")
     console.print(report.table)
     try:
         model = _export(folder)
     except ValueError as error:  # a trained model that no stock class can hold is still a trained model
-        console.print(f"no export: {escape(str(error))}", highlight=False)
+        _say(console, f"no export: {error}")
         model = folder / "checkpoints" / f"step-{result.step}"
-    console.print(f"model   {escape(str(model))}", highlight=False)
-    console.print(f"report  {escape(str(report.plot))}", highlight=False)
-    console.print(f"page    {escape(str(report.page))}", highlight=False)
+    _say(console, f"model   {model}")
+    _say(console, f"report  {report.plot}")
+    _say(console, f"page    {report.page}")
 
 
 @app.command()
 def plan(
     schedule: Annotated[
-        str | None, typer.Argument(help="Sizes of the stages, such as 6-8-10-12. [default: recommended]")
+        str | None, typer.Argument(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
     ] = None,
-    layers: Annotated[int | None, typer.Option(help="Depth of the model. [default: the size's]")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 100_000,
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = "raptr",
+    layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
+    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
@@ -154,9 +171,13 @@ def plan(
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
     settings: SetOption = None,
+    timed: Annotated[
+        bool, typer.Option("--measure", help="Time some steps here: how long the run will take, and its memory.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show a schedule's stages: steps, sizes, keep probabilities, FLOPs and savings, before a GPU is spent."""
+    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time."""
+    widths = [entry for entry in settings or [] if entry.startswith(("method.heads=", "method.parts="))]
     given = {
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -168,9 +189,9 @@ def plan(
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        "optimizer.idle": "zero",  # a plan allows every axis; the policy costs no FLOPs
+        "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
     }
-    _show_plan(_resolve(None, None, method, given, settings or []), as_json=as_json)
+    _show_plan(_resolve(None, None, method, given, settings or []), timed=timed, as_json=as_json)
 
 
 @app.command()
@@ -186,6 +207,7 @@ def prepare(
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
+    documents: Annotated[str | None, typer.Option(metavar="|".join(DOCUMENTS), help=DOCUMENTS_HELP)] = None,
     held_out: Annotated[float, typer.Option(help="The fraction of documents kept for evaluation.")] = HELD_OUT,
     valid: Annotated[
         list[str] | None,
@@ -201,34 +223,37 @@ def prepare(
     stopped goes on where it was when the same command is given again.
     """
     console = Console(stderr=True)
-    with preparation_bar(console) as bar:
+    with work_in(out), preparation_bar(console, out) as bar:
         store = prepare_corpus(
             with_valid([parse_domain(text) for text in data], valid or []),
             out,
             vocabulary=vocabulary,
             tokenizer=tokenizer,
             field=field,
+            documents=documents,
             held_out=held_out,
             deduplicate=deduplicate,
             skip_broken=skip_broken,
             workers=workers,
             progress=bar,
-            say=lambda text: console.print(text, highlight=False, markup=False),
+            say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
         )
     console.print(preparation_table(store))
-    console.print(f"next    raptr pretrain --data {escape(str(out))}", highlight=False)
+    recipe = "bert-mini" if torch.cuda.is_available() else "demo"
+    command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
+    console.print(escape(command), highlight=False, soft_wrap=True)
 
 
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    layers: Annotated[int | None, typer.Option(help="Export a part of this many layers, unscaled.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to. [default: RUN/export]")] = None,
-    step: Annotated[int | None, typer.Option(help="The checkpoint. [default: the newest]")] = None,
+    layers: Annotated[int | None, typer.Option(help="Export a smaller model of this many layers.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write. [default: RUN/export]")] = None,
+    step: Annotated[int | None, typer.Option(help="The step of the checkpoint. [default: the newest]")] = None,
 ) -> None:
     """Write a run's model as a folder that `AutoModel` of transformers loads."""
     folder = _export(run, out, layers=layers, step=step)
-    Console(stderr=True).print(f"model   {escape(str(folder))}", highlight=False)
+    _say(Console(stderr=True), f"model   {folder}")
 
 
 @app.command()
@@ -250,12 +275,19 @@ def study(
         raise ValueError(f"study is {name!r}; {nearest(name, names)}allowed: {', '.join(names)}")
     if (run is None) == (name == STABILITY):
         raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
-    if run is not None:
-        folder = study_stability(run, out, device=device, console=console)
-    else:
-        folder = conduct(
-            STUDIES[name], out, seeds=seeds, small=small, device=device, console=console, steps=steps or ()
-        )
+    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or ()}
+    if run is not None and (set_ones := [option for option, value in given.items() if value]):
+        raise ValueError(f"{set_ones[0]} is {given[set_ones[0]]}; the study {STABILITY} does not take it")
+    try:
+        with stoppable():
+            if run is not None:
+                folder = study_stability(run, out, device=device, console=console)
+            else:
+                folder = conduct(STUDIES[name], out, device=device, console=console, **given)
+    except KeyboardInterrupt:
+        console.print("stopped; what was finished is kept, and the same command goes on")
+        raise typer.Exit(3) from None
+    Console().print(findings_table(json.loads((folder / "result.json").read_text(encoding="utf-8"))))
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
     console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
 
@@ -285,7 +317,8 @@ def compare(
         return
     console = Console(stderr=True)
     folder = out or Path("runs") / file.stem
-    done = run_comparison(given, folder, device=device, keep_models=keep_models, jobs=jobs, console=console)
+    with work_in(folder):
+        done = run_comparison(given, folder, device=device, keep_models=keep_models, jobs=jobs, console=console)
     if done.table is not None:
         Console().print(done.table)
         for kind in ("md", "json", "png"):
@@ -304,8 +337,13 @@ def report(
     written = write_report(runs, out)
     console = Console()
     console.print(written.table)
-    console.print(f"plot    {escape(str(written.plot))}", highlight=False)
-    console.print(f"page    {escape(str(written.page))}", highlight=False)
+    _say(console, f"plot    {written.plot}")
+    _say(console, f"page    {written.page}")
+
+
+def _say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, and no breaks, so that a path can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
@@ -314,19 +352,15 @@ def _export(run: Path, out: Path | None = None, *, layers: int | None = None, st
     return write_export(run, out, layers=layers, step=step)
 
 
-def _show_plan(config: Config, *, as_json: bool) -> None:
-    dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
-    made = make_plan(
-        config.make_method(dimensions),
-        dimensions,
-        sequences=config.train.batch,
-        length=config.data.length,
-        masked=config.data.masked,
-    )
+def _show_plan(config: Config, *, timed: bool = False, as_json: bool = False) -> None:
+    planned = plan_run(config)
+    measured = measure(config, Console(stderr=True)) if timed else None
     if as_json:
-        typer.echo(json.dumps(made.json(), indent=2))
-    else:
-        Console().print(made.table())
+        typer.echo(json.dumps({**planned.json(), **({"measured": measured.json()} if measured else {})}, indent=2))
+        return
+    Console().print(planned.table())
+    if measured is not None:
+        Console().print(measured.table())
 
 
 def _resolve(
@@ -343,49 +377,24 @@ def _resolve(
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
         options["method.name"] = method
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in options.items():
-        section, key = name.split(".")
-        sections.setdefault(section, {})[key] = value
-    return Config.read(merged(settings, sections))
+    return Config.read(merged(settings, nested(options)))
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
     try:
         read = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"config {str(path)!r} is not valid YAML: {_one_line(error)}") from error
     if not isinstance(read, dict) or not all(isinstance(values, dict) for values in read.values()):
-        raise ValueError(f"config {str(path)!r} is no mapping of sections; see config.yaml of any run")
+        raise ValueError(f"config {str(path)!r} is not a mapping of sections; the config.yaml of any run is one")
     return read
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def main() -> None:
-    """Run the command line; what a user got wrong is said in one sentence."""
-    warnings.showwarning = _show_warning
-    try:
+    """Run the command line."""
+    with reported():
         app(prog_name="raptr")
-    except ValueError as error:
-        message, code = str(error), 2
-    except OSError as error:
-        message, code = f"{error.filename or 'a file'}: {error.strerror or error}", 2
-    except Diverged as error:
-        message, code = str(error), 1
-    except KeyboardInterrupt:
-        message, code = "interrupted", 130
-    else:
-        return
-    print(f"raptr: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning as a sentence: where in the code it arose helps no user."""
-    print(f"raptr: warning: {message}", file=sys.stderr)

@@ -6,6 +6,7 @@ or device changes nothing: golden values in the tests pin the numbers. The same 
 integer (`bits`) and for arrays (`bits_array`).
 """
 
+import operator
 from typing import Literal
 
 import numpy as np
@@ -40,9 +41,10 @@ def mix(z: int) -> int:
 
 def bits(seed: int, stream: Stream, *counters: int) -> int:
     """64 random bits that belong to (seed, stream, counters)."""
-    state = mix(mix(seed & MASK64) ^ STREAMS[stream])
+    # The integers of NumPy overflow, and those of torch hash to other values: both become plain ones.
+    state = mix(mix(operator.index(seed) & MASK64) ^ STREAMS[stream])
     for counter in counters:
-        state = mix(state ^ mix(counter & MASK64))
+        state = mix(state ^ mix(operator.index(counter) & MASK64))
     return state
 
 

@@ -1,7 +1,7 @@
-"""Reading settings: values of the right kind, and sentences for the others.
+"""Reading settings: checks that keys are known and values have the right type.
 
-Unknown keys and values of the wrong kind are refused with the full name of the setting, what was given and what is
-allowed. The meaning of a value is checked by the dataclass it belongs to.
+A refusal names the setting, what was given and what is allowed. What a value means is checked by the dataclass that
+it belongs to.
 """
 
 import difflib
@@ -19,7 +19,7 @@ KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without repeated keys: of two, the first would be lost without a word."""
+    """YAML that refuses repeated keys: the first of two would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping whose keys are all different."""
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
         for key in keys:
             if keys.count(key) > 1:
                 line = node.start_mark.line + 1
-                raise yaml.YAMLError(f"{key!r} stands twice in the mapping that begins in line {line}")
+                raise yaml.YAMLError(f"{key!r} appears twice in the mapping that begins in line {line}")
         return super().construct_mapping(node, deep)
 
 
@@ -55,6 +55,15 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return name, value
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Settings named `section.key`, as a mapping for each section."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        section, key = name.split(".")
+        sections.setdefault(section, {})[key] = value
+    return sections
+
+
 def read(kind: type[T], given: object, section: str = "") -> T:
     """Make the dataclass `kind` from a mapping; `section` prefixes the names in messages."""
     if not isinstance(given, Mapping):
@@ -62,7 +71,7 @@ def read(kind: type[T], given: object, section: str = "") -> T:
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in given:
         if key not in known:
-            raise ValueError(f"{section}{key} is no setting; {nearest(key, known)}allowed: {', '.join(known)}")
+            raise ValueError(f"Unknown setting {section}{key}; {nearest(key, known)}allowed: {', '.join(known)}")
     for name, field in known.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{section}{name} is missing; {_allowed(get_type_hints(kind)[name])} is needed")
@@ -70,7 +79,7 @@ def read(kind: type[T], given: object, section: str = "") -> T:
 
 
 def values(kind: type, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """The given values of a dataclass's fields, each of the kind its field wants."""
+    """The given values of a dataclass's fields, each of the type of its field."""
     hints = get_type_hints(kind)
     return {key: _value(hints[key], value, f"{section}{key}") for key, value in given.items()}
 
@@ -99,7 +108,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
     elif hint is float and type(value) is int and abs(value) < 2**63:
         return float(value)
     elif hint is float and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+[eE][-+]?[0-9]{1,3}", value):
-        return float(value)  # YAML takes 1e-3 for a text, and only 1.0e-3 for a number
+        return float(value)  # YAML reads 1e-3 as a text, only 1.0e-3 as a number
     elif origin is Mapping and isinstance(value, Mapping):
         return dict(value)
     elif origin is None and type(value) is hint:

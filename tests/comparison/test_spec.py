@@ -132,59 +132,59 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "sentence"),
+    ("path", "value", "told"),
     [
-        ("budget", 3, "budget is no setting; allowed: entries, recipe, settings, seeds, peaks, tune, widen, flops"),
-        ("seed", [1], "seed is no setting; did you mean 'seeds'?"),
-        ("entries", {}, "entries is empty; at least one is needed"),
-        ("entries", None, "entries is None; a mapping is allowed"),
-        ("recipe", "dmo", "recipe is 'dmo'; did you mean 'demo'? allowed: demo"),
-        ("seeds", [], "seeds is []; a list of one or more different numbers is allowed"),
-        ("seeds", [1, 1], "seeds is [1, 1]; a list of one or more different numbers is allowed"),
-        ("seeds", [-1], "train.seed is -1; a whole number from 0"),
-        ("seeds", 3, "seeds is 3; a list with each entry a whole number is allowed"),
-        ("peaks", ["high"], "peaks is ['high']; a list with each entry a number is allowed"),
-        ("peaks", [0], "optimizer.peak is 0.0; a number above 0"),
-        ("flops", 1.5, "flops is 1.5; a number above 0 to 1, full training's, is allowed"),
-        ("flops", 0, "flops is 0.0; a number above 0 to 1"),
-        ("settings.optimizer.decay", 0.97, "optimizer.warmup is 20"),
-        ("tune", [7], "tune is [7]"),
-        ("tune", [], "tune is []"),
-        ("flops", 0.001, "entries.raptr, at 3.25e+09 FLOPs: schedule 3-4-5-6: a stage of size 5 would be empty"),
-        ("settings.modl", {}, "settings.modl is no section of a comparison; did you mean 'model'? allowed: model"),
-        ("settings.method", {"name": "pld"}, "settings.method is no section of a comparison"),
-        ("settings.model", 3, "settings.model is 3; a mapping is allowed"),
-        ("settings.train.stps", 3, "train.stps is no setting; did you mean 'steps'?"),
-        ("settings.train.seed", 3, "settings.train.seed is 3; a comparison names its seeds under seeds"),
+        ("budget", 3, "budget.*entries, recipe, settings, seeds, peaks, tune, widen, flops"),
+        ("seed", [1], "seed.*'seeds'"),
+        ("entries", {}, "entries.*empty"),
+        ("entries", None, "entries is None"),
+        ("recipe", "dmo", "recipe is 'dmo'.*'demo'"),
+        ("seeds", [], r"seeds is \[\]"),
+        ("seeds", [1, 1], r"seeds is \[1, 1\]"),
+        ("seeds", [-1], "train.seed is -1.* 0 "),
+        ("seeds", 3, "seeds is 3"),
+        ("peaks", ["high"], r"peaks is \['high'\]"),
+        ("peaks", [0], "optimizer.peak is 0.0"),
+        ("tune", [7], r"tune is \[7\]"),
+        ("tune", [], r"tune is \[\]"),
+        ("widen", 3, "widen is 3"),
+        ("flops", 1.5, "flops is 1.5.* 1"),
+        ("flops", 0, "flops is 0.0"),
+        ("flops", 0.001, r"entries.raptr.*3.25e\+09 FLOPs.*3-4-5-6.*size 5"),
+        ("settings.modl", {}, "settings.modl.*'model'"),
+        ("settings.method", {"name": "pld"}, "settings.method"),
+        ("settings.model", 3, "settings.model is 3"),
+        ("settings.train.stps", 3, "train.stps.*'steps'"),
+        ("settings.train.seed", 3, "settings.train.seed is 3.*seeds"),
+        ("settings.optimizer.decay", 0.97, "optimizer.warmup is 20.*optimizer.decay 0.97"),
         ("settings.data.source", "nowhere", "nowhere"),
-        ("entries.raptr", None, "entries.raptr is None; a mapping with a method's name is allowed"),
-        ("entries.raptr", {"schedule": "3-6"}, "a mapping with a method's name is allowed, as {name: full}"),
-        ("entries.raptr.name", "rapter", "entries.raptr: method is 'rapter'; did you mean 'raptr'?"),
-        ("entries.raptr.schedul", "3-6", "entries.raptr.schedul is no setting; did you mean 'schedule'?"),
-        ("entries.raptr.peak", [0.1], "entries.raptr.peak is no setting; did you mean 'peaks'? allowed: name, "),
-        ("entries.raptr.peaks", 0.1, "entries.raptr.peaks is 0.1; a list with each entry a number is allowed"),
-        ("entries.raptr.peaks", [], "entries.raptr.peaks is []; a list of one or more different numbers is allowed"),
-        ("entries.raptr.schedule", "3-9", "entries.raptr: schedule 3-9: size 9 is out of range"),
-        ("entries.raptr.optimizer", 3, "entries.raptr.optimizer is 3; a mapping is allowed"),
-        ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr: optimizer.idl is no setting; did you mean 'idle'?"),
-        ("entries.raptr.optimizer", {"decay": 0.5}, "it is set by settings.optimizer.decay, for all entries"),
-        ("entries.raptr.optimizer", {"peak": 3}, "it is set by entries.raptr.peaks"),
-        ("entries.full", {"name": "pld"}, "entries.full is the method 'pld'; under this name only full is allowed"),
-        ("entries.full (reduced)", {"name": "full"}, "whose folder 'full-reduced' is taken or empty"),
-        ("entries.raptr!", {"name": "raptr"}, "entries has 'raptr', whose folder 'raptr' is taken or empty"),
-        ("entries.!", {"name": "raptr"}, "entries has '!', whose folder '' is taken or empty"),
+        ("entries.raptr", None, "entries.raptr is None"),
+        ("entries.raptr", {"schedule": "3-6"}, "entries.raptr.*name: full"),
+        ("entries.raptr.name", "rapter", "entries.raptr.*'rapter'.*'raptr'"),
+        ("entries.raptr.schedul", "3-6", "entries.raptr.schedul.*'schedule'"),
+        ("entries.raptr.peak", [0.1], "entries.raptr.peak.*'peaks'"),
+        ("entries.raptr.peaks", 0.1, "entries.raptr.peaks is 0.1"),
+        ("entries.raptr.peaks", [], r"entries.raptr.peaks is \[\]"),
+        ("entries.raptr.schedule", "3-9", "entries.raptr.*3-9.*size 9"),
+        ("entries.raptr.optimizer", 3, "entries.raptr.optimizer is 3"),
+        ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr.*optimizer.idl.*'idle'"),
+        ("entries.raptr.optimizer", {"decay": 0.5}, "entries.raptr.optimizer.decay is 0.5.*settings.optimizer.decay"),
+        ("entries.raptr.optimizer", {"peak": 3}, "entries.raptr.optimizer.peak is 3.*entries.raptr.peaks"),
+        ("entries.full", {"name": "pld"}, "entries.full.*'pld'"),
+        ("entries.full (reduced)", {"name": "full"}, "'full-reduced'"),
+        ("entries.raptr!", {"name": "raptr"}, "'raptr'"),
+        ("entries.!", {"name": "raptr"}, "entries has '!'"),
     ],
 )
-def test_mistakes_get_a_sentence(path: str, value: Any, sentence: str) -> None:
+def test_mistakes_are_named(path: str, value: Any, told: str) -> None:
     asked = copy.deepcopy(given())
     *sections, key = path.split(".")
     place = asked
     for section in sections:
         place = place[section]
     place[key] = value
-    with pytest.raises((ValueError, OSError)) as refused:
+    with pytest.raises((ValueError, OSError), match=told):
         read_comparison(asked)
-    assert sentence in str(refused.value)
 
 
 def test_a_budget_below_one_step() -> None:
@@ -204,7 +204,7 @@ def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
     [
         ("entries: [", "is no YAML"),
         ("- 1", "a mapping with settings and"),
-        ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' stands twice"),
+        ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' appears twice"),
     ],
 )
 def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_samples_seeds_and_streams_differ() -> None:
 
 
 def test_bad_settings_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"rate is 1\.5"):
+    with pytest.raises(ValueError, match=r"rate.* 1\.5"):
         masked_count(128, 1.5)
-    with pytest.raises(ValueError, match="length is 3; it must be at least 4"):
+    with pytest.raises(ValueError, match=r"length.* 3\b.* 4\b"):
         masked_count(3)
     assert [masked_count(length) for length in (4, 10, 128, 512)] == [1, 2, 19, 77]

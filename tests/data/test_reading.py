@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from raptr.data import Document
 from raptr.data.compression import extra
-from raptr.data.reading import DocumentsInput, FileInput, HubInput, Input, Record
+from raptr.data.reading import DOCUMENTS, DocumentsInput, FileInput, HubInput, Input
 
 TEXTS = ["first\nline", "zweiter Text: größer", "第三 🐍", "", "fifth"]
 
@@ -88,12 +89,12 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"text": ["a", None, "c"]}), tmp_path / "b.parquet")
     broken = FileInput.of(tmp_path / "b.parquet", "text")
     assert [record.text for record in broken.records(0)] == ["a", "", "c"]
-    assert problems(broken)[1].endswith("b.parquet, row 2: expected a string in the field 'text', found null")
+    assert re.search(r"b\.parquet, row 2: .*string.*'text'.*null", problems(broken)[1])
     (other,) = problems(FileInput.of(tmp_path / "a.parquet", "content"))
-    assert other.endswith("a.parquet: expected the column 'content', found 'n', 'text'")
+    assert re.search(r"a\.parquet: .*'content'.*'n', 'text'", other)
     whole = (tmp_path / "a.parquet").read_bytes()
     (torn,) = problems(written(tmp_path / "c.parquet", whole[: len(whole) // 2]))
-    assert "c.parquet, row 1: expected a whole parquet file, found" in torn
+    assert "c.parquet, row 1: " in torn
 
 
 def test_a_streamed_dataset(tmp_path: Path) -> None:
@@ -105,12 +106,12 @@ def test_a_streamed_dataset(tmp_path: Path) -> None:
     for start in range(6):
         assert texts(HubInput(name, "text"), start) == TEXTS[start:]
     assert texts(HubInput(f"{name}::validation", "text")) == ["held out"]
-    assert problems(HubInput(name, "body"))[1] == f"{name}, row 2: expected the field 'body', found 'n', 'text'"
-    assert "row 1: expected a string in the field 'n', found a number" in problems(HubInput(name, "n"))[0]
+    assert re.match(f"{name}, row 2: .*'body'.*'n', 'text'", problems(HubInput(name, "body"))[1])
+    assert re.search("row 1: .*string.*'n'.*number", problems(HubInput(name, "n"))[0])
     for bad in (f"{name}::nonsense", f"hf:{tmp_path / 'nowhere'}"):
-        with pytest.raises(ValueError, match=f"{bad}: expected a dataset that can be read, found: "):
+        with pytest.raises(ValueError, match=f"{bad}: .*dataset"):
             list(HubInput(bad, "text").records(0))
-    with pytest.raises(ValueError, match="hf:a:b:c:d: expected hf:NAME, hf:NAME:CONFIG or"):
+    with pytest.raises(ValueError, match=r"hf:a:b:c:d: .*hf:NAME:CONFIG:SPLIT"):
         list(HubInput("hf:a:b:c:d", "text").records(0))
 
 
@@ -118,28 +119,30 @@ def test_documents_in_memory() -> None:
     one = DocumentsInput(lambda: [Document(f"{i}", text) for i, text in enumerate(TEXTS)])
     assert texts(one) == TEXTS
     assert texts(one, 3) == TEXTS[3:]
-    assert problems(DocumentsInput(lambda: [Document("a", "\ud800")])) == [
-        "document 'a': expected Unicode text in the field 'text', found half of a surrogate pair"
-    ]
+    (problem,) = problems(DocumentsInput(lambda: [Document("a", "\ud800")]))
+    assert re.match("document 'a': .*surrogate", problem)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{broken", "expected JSON, found text that is not (Expecting"),
-        (b'{"text": "cut', "expected JSON, found text that is not (Unterminated string starting at, column 10)"),
-        (b"[" * 10**6, "expected JSON, found text that is not (maximum recursion"),
-        (b'["text"]', "expected an object with the field 'text', found a list"),
-        (b'"text"', "expected an object with the field 'text', found a string"),
-        (b"7.5", "expected an object with the field 'text', found a number"),
-        (b"null", "expected an object with the field 'text', found null"),
-        (b'{"title": "a", "body": "b"}', "expected the field 'text', found 'title', 'body'"),
-        (b"{}", "expected the field 'text', found no field"),
-        (b'{"text": null}', "expected a string in the field 'text', found null"),
-        (b'{"text": true}', "expected a string in the field 'text', found a boolean"),
-        (b'{"text": {"a": 1}}', "expected a string in the field 'text', found an object"),
-        (b'{"text": "\xff"}', "expected UTF-8, found the byte 0xff (invalid start byte)"),
-        (b'{"text": "\\ud83d"}', "expected Unicode text in the field 'text', found half of a surrogate pair"),
+        (b"{broken", "JSON.*column 2"),
+        (b'{"text": "cut', "JSON.*column 10"),
+        (b"[" * 10**6, "JSON.*nested"),
+        (b'{"text": "a", "more": ' + b"[" * 10**6, "JSON.*nested"),
+        (b'["text"]', "'text'.*list"),
+        (b'"text"', "'text'.*string"),
+        (b"7.5", "'text'.*number"),
+        (b"1" * 5000, "'text'.*number"),
+        (b"null", "'text'.*null"),
+        (b'{"title": "a", "body": "b"}', "'text'.*'title', 'body'"),
+        (b"{}", "'text'.*no field"),
+        (b'{"text": null}', "string.*'text'.*null"),
+        (b'{"text": true}', "string.*'text'.*boolean"),
+        (b'{"text": 1e999}', "string.*'text'.*number"),
+        (b'{"text": {"a": 1}}', "string.*'text'.*object"),
+        (b'{"text": "\xff"}', "UTF-8.*0xff"),
+        (b'{"text": "\\ud83d"}', "'text'.*surrogate"),
     ],
 )
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, line: bytes, message: str) -> None:
@@ -148,25 +151,82 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path, line: by
         records = list(one.records(start))
         assert [record.position for record in records] == sorted(record.position for record in records)
         assert [record.text for record in records] == ["a", "b", "", "d"][start:]
-        assert records[2 - start].problem.startswith(f"{tmp_path / 'a.jsonl'}, line 3: {message}")
+        assert re.match(f"{tmp_path / 'a.jsonl'}, line 3: .*{message}", records[2 - start].problem)
     assert texts(one, 3) == ["d"]
 
 
-def test_a_text_that_is_no_utf8(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.txt", "eins\nzwei\ngröße\n".encode("latin-1"))
-    (problem,) = problems(one)
-    assert problem == f"{one.path}, line 3: expected UTF-8, found the byte 0xf6 (invalid start byte)"
+def test_numbers_beside_the_text_may_be_of_any_size(tmp_path: Path) -> None:
+    line = b'{"text": "a", "n": ' + b"1" * 5000 + b', "m": 1e999}\n'
+    assert texts(written(tmp_path / "a.jsonl", line)) == ["a"]
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("eins\nzwei\ngröße\n".encode("latin-1"), "line 3: .*UTF-8.*0xf6"),
+        ("one\n".encode("utf-16"), "line 1: .*UTF-8.*UTF-16.*iconv"),
+        (b"one\ntwo\n\0\0\0", "line 3: .*zero byte"),
+        ("one".encode("utf-16-le"), "line 1: .*zero byte.*UTF-16"),
+        (b"\x89PNG\r\n\x1a\n", "line 1: .*UTF-8.*0x89"),
+    ],
+)
+def test_what_is_no_text(tmp_path: Path, documents: str, data: bytes, message: str) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    found = [problem for problem in problems(FileInput.of(tmp_path / "a.txt", "text", documents)) if problem]
+    assert re.match(f"{tmp_path / 'a.txt'}, {message}", found[0])
+
+
+TEXT = "\n \nOne line.\nAnother.\n\r\n\n  \tThird, indented.\r\nFourth: größer\r\n\n\nLast"
+PARAGRAPHS = ["One line.\nAnother.", "  \tThird, indented.\r\nFourth: größer", "Last"]
+
+
+@pytest.mark.parametrize("compression", COMPRESSORS)
+def test_paragraphs_and_lines_of_a_text(tmp_path: Path, compression: str) -> None:
+    for data in (TEXT.encode(), b"\xef\xbb\xbf" + TEXT.lstrip().encode() + b"\n"):
+        path = tmp_path / f"a.txt{compression}"
+        path.write_bytes(COMPRESSORS[compression](data))
+        by_paragraph, by_line = FileInput.of(path, "text", "blank-line"), FileInput.of(path, "text", "line")
+        rows = [line.rstrip("\r") for paragraph in PARAGRAPHS for line in paragraph.split("\n")]
+        for start in range(6):
+            assert texts(by_paragraph, start) == PARAGRAPHS[start:]
+            assert texts(by_line, start) == rows[start:]
+    assert [one.unit for one in (by_paragraph, by_line, FileInput.of(path, "text"))] == [
+        "paragraph",
+        "line of text",
+        "text file",
+    ]
+
+
+def test_json_and_tables_have_their_own_documents(tmp_path: Path) -> None:
+    data = lines(["a\n\nb", "c"])
+    (tmp_path / "a.jsonl").write_bytes(data)
+    for documents in DOCUMENTS:
+        one = FileInput.of(tmp_path / "a.jsonl", "text", documents)
+        assert texts(one) == ["a\n\nb", "c"]
+        assert one.unit == "line of JSON"
+    assert FileInput.of(tmp_path / "a.parquet", "text", "line").unit == "row"
 
 
 def test_what_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raptr.data.reading.LONGEST", 100)
-    assert problems(written(tmp_path / "a.txt", b"x" * 101)) == [
-        f"{tmp_path / 'a.txt'}: expected a document of at most 100 bytes, found more; split it into several"
-    ]
+    (problem,) = problems(written(tmp_path / "a.txt", b"x" * 101))
+    assert re.match(f"{tmp_path / 'a.txt'}: .*100 bytes", problem)
     assert texts(written(tmp_path / "a.txt", b"x" * 100)) == ["x" * 100]
     one = written(tmp_path / "a.jsonl", lines(["a", "x" * 350, "c"]))
     assert [record.text for record in one.records(0)] == ["a", "", "c"]
-    assert problems(one)[1].endswith("a.jsonl, line 2: expected a line of at most 100 bytes, found a longer one")
+    assert re.search(r"a\.jsonl, line 2: .*100 bytes", problems(one)[1])
+    (tmp_path / "b.txt").write_bytes(b"one\n" + b"x" * 101 + b"\ntwo\n" + b"three four\n" * 20)
+    by_paragraph = FileInput.of(tmp_path / "b.txt", "text", "blank-line")
+    records = list(by_paragraph.records(0))
+    assert [record.text.count("\n") for record in records] == [0, 0, 9, 9, 0]
+    assert [re.search(r"b\.txt, line 2: .*100 bytes", record.problem) is not None for record in records] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("compression", [".gz", ".xz", ".zst"])
@@ -177,31 +237,33 @@ def test_a_torn_file_is_no_short_one(tmp_path: Path, compression: str) -> None:
         one = written(tmp_path / f"a.jsonl{compression}", whole[:cut])
         *good, last = one.records(0)
         assert [record.text for record in good] == many[: len(good)]
-        assert f"a.jsonl{compression}, line {len(good) + 1}: expected a whole file, found a damaged one" in last.problem
+        assert re.search(rf"a\.jsonl{compression}, line {len(good) + 1}: .*damaged", last.problem)
         # Gone on from any place, the damage is met once.
         assert [record.problem for record in one.records(len(good))] == [last.problem]
         assert list(one.records(len(good) + 1)) == []
         (text,) = problems(written(tmp_path / f"a.txt{compression}", whole[:cut]))
-        assert f"a.txt{compression}: expected a whole file, found a damaged one" in text
+        assert re.search(rf"a\.txt{compression}: .*damaged", text)
+        torn = FileInput.of(tmp_path / f"a.txt{compression}", "text", "line")
+        assert re.search(rf"a\.txt{compression}, line {len(good) + 1}: .*damaged", list(torn.records(0))[-1].problem)
 
 
 @pytest.mark.parametrize("compression", [".gz", ".xz", ".zst"])
 def test_what_only_claims_to_be_compressed(tmp_path: Path, compression: str) -> None:
     COMPRESSORS[compression](b"")
     (problem,) = problems(written(tmp_path / f"a.jsonl{compression}", lines(TEXTS)))
-    assert f"a.jsonl{compression}, line 1: expected a whole file, found a damaged one" in problem
+    assert re.search(rf"a\.jsonl{compression}, line 1: .*damaged", problem)
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     one = written(tmp_path / "a.jsonl", lines(TEXTS))
     one.path.unlink()
-    assert list(one.records(0)) == [
-        Record("", f"{one.path}: expected a file that can be read, found No such file or directory", one.size)
-    ]
+    (record,) = one.records(0)
+    assert (record.text, record.position) == ("", one.size)
+    assert re.match(f"{one.path}: .*No such file", record.problem)
     assert list(one.records(1)) == []
     (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere")
     (problem,) = problems(FileInput.of(tmp_path / "link.txt", "text"))
-    assert problem.endswith("link.txt: expected a file that can be read, found No such file or directory")
+    assert re.search(r"link\.txt: .*No such file", problem)
 
 
 def test_a_mistake_of_ours_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +279,10 @@ def test_a_mistake_of_ours_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_missing_package_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("zstandard", "pyarrow.parquet", "datasets"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ValueError, match=r"a.zst: needs the package zstandard; install .* 'raptr\[zst\]'"):
+    with pytest.raises(ValueError, match=r"a\.zst.*zstandard.*'raptr\[zst\]'"):
         list(written(tmp_path / "a.zst", b"").records(0))
-    with pytest.raises(ValueError, match=r"a.parquet: needs the package pyarrow; install .* 'raptr\[datasets\]'"):
+    with pytest.raises(ValueError, match=r"a\.parquet.*pyarrow.*'raptr\[datasets\]'"):
         list(written(tmp_path / "a.parquet", b"").records(0))
-    with pytest.raises(ValueError, match=r"hf:a: needs the package datasets; install .* 'raptr\[datasets\]'"):
+    with pytest.raises(ValueError, match=r"hf:a\b.*datasets.*'raptr\[datasets\]'"):
         list(HubInput("hf:a", "text").records(0))
     assert extra("json", "any", "any") is json

@@ -136,7 +136,7 @@ def test_one_window_is_enough(tmp_path: Path) -> None:
     data = TrainData(tiny, tokens + 1, batch=4, seed=0)
     assert data.samples == (1,)
     assert original(data.batch(0))[:, 1:].tolist() == [tiny.tokens("train", tiny.domains[0].name)[0].tolist()] * 4
-    with pytest.raises(ValueError, match=f"length is {tokens + 2}; .* no window of {tokens + 1} tokens"):
+    with pytest.raises(ValueError, match=f"length.* {tokens + 2}.* {tokens + 1} tokens"):
         TrainData(tiny, tokens + 2, batch=4, seed=0)
 
 
@@ -150,17 +150,17 @@ def test_wide_tokens_are_read_alike(store: TokenStore, tmp_path: Path, monkeypat
 def test_bad_settings_get_a_sentence(store: TokenStore) -> None:
     data = TrainData(store, 32, 12, seed=0)
     for micros in (0, 5, 24):
-        with pytest.raises(ValueError, match=f"micros is {micros}; it must divide the batch of 12"):
+        with pytest.raises(ValueError, match=rf"micros.* {micros}\b.*\b12\b"):
             data.batch(0, 0, micros)
-    with pytest.raises(ValueError, match="batch is 0"):
+    with pytest.raises(ValueError, match=r"batch.* 0\b"):
         TrainData(store, 32, 0, seed=0)
-    with pytest.raises(ValueError, match="length is 3; it must be at least 4"):
+    with pytest.raises(ValueError, match=r"length.* 3\b.* 4\b"):
         TrainData(store, 3, 1, seed=0)
-    with pytest.raises(ValueError, match=r"length is 5000; the train split of \S+ has no window of 4999 tokens \("):
+    with pytest.raises(ValueError, match=r"length.* 5000.*train.* 4999 tokens"):
         TrainData(store, 5000, 1, seed=0)
-    with pytest.raises(ValueError, match="count is 0"):
+    with pytest.raises(ValueError, match=r"count.* 0\b"):
         EvalData(store, 32, 0)
-    with pytest.raises(ValueError, match="size is 0"):
+    with pytest.raises(ValueError, match=r"size.* 0\b"):
         next(only(EvalData(store, 32, 4), 0))
 
 

@@ -114,10 +114,10 @@ def test_both_sides_get_a_document_however_few_there_are(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "documents: 0 with text were found; at least 2"),
-        ([Document("a", "text")], "documents: 1 with text were found; at least 2"),
-        ([Document("a", ""), Document("b", "")], "documents: 0 with text were found"),
-        ([Document("a", "text"), Document("b", "text")], "2 with the same text were found"),
+        ([], r"text\b.*no document"),
+        ([Document("a", "text")], r"text\b.*one document"),
+        ([Document("a", ""), Document("b", "")], r"text\b.*no document"),
+        ([Document("a", "text"), Document("b", "text")], r"text\b.*2 documents.*same"),
     ],
 )
 def test_too_little_text_gets_a_sentence_and_leaves_nothing(
@@ -129,14 +129,14 @@ def test_too_little_text_gets_a_sentence_and_leaves_nothing(
 
 
 def test_other_bad_input(made: TokenStore, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shard_tokens is 0"):
+    with pytest.raises(ValueError, match=r"shard_tokens.* 0\b"):
         prepare(tmp_path / "store", documents, 300, shard_tokens=0)
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match=str(made.path)):
         prepare(made.path, documents, 300)
-    with pytest.raises(ValueError, match="vocabulary is 5"):
+    with pytest.raises(ValueError, match=r"vocabulary.* 5\b"):
         prepare(tmp_path / "store", documents, 5)
     once = documents()
-    with pytest.raises(ValueError, match="expected the same 200 documents on the second reading, found 0"):
+    with pytest.raises(ValueError, match=r"text\b.*200 documents.* 0\b"):
         prepare(tmp_path / "store", lambda: once, 300)
     assert list(tmp_path.iterdir()) == []
 
@@ -171,10 +171,10 @@ FILES = [f"text-{split}-00000.{kind}" for split in SPLITS for kind in ("tokens",
 def test_a_missing_or_torn_file_is_named(copy: Path, name: str) -> None:
     size = (copy / name).stat().st_size
     (copy / name).write_bytes((copy / name).read_bytes()[:-1])
-    with pytest.raises(ValueError, match=rf"{name}: expected {size} bytes, found {size - 1}$"):
+    with pytest.raises(ValueError, match=rf"{name}: .*\b{size} bytes.*\b{size - 1}\b"):
         open_store(copy)
     (copy / name).unlink()
-    with pytest.raises(ValueError, match=f"{name}: expected {size} bytes, found no file"):
+    with pytest.raises(ValueError, match=rf"{name}: .*\b{size} bytes.*no file"):
         open_store(copy)
 
 
@@ -184,7 +184,7 @@ def test_verify_finds_one_changed_byte(copy: Path, name: str) -> None:
     raw[len(raw) // 2] ^= 1
     (copy / name).write_bytes(raw)
     store = open_store(copy)
-    with pytest.raises(ValueError, match=f"{name}: expected the SHA-256 [0-9a-f]+, found [0-9a-f]+"):
+    with pytest.raises(ValueError, match=f"{name}: .*SHA-256 [0-9a-f]+.* [0-9a-f]+"):
         store.verify()
 
 
@@ -192,23 +192,23 @@ def test_damage_to_the_tokenizer(copy: Path) -> None:
     path = copy / "tokenizer.json"
     text = path.read_text(encoding="utf-8")
     path.write_text(text + " ", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer.json: expected the SHA-256"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*SHA-256"):
         open_store(copy).verify()
     path.write_text(text[:100], encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found a file that is not"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*tokenizer"):
         open_store(copy)
 
 
 @pytest.mark.parametrize(
     ("pattern", "replacement", "message"),
     [
-        ('"format": 2', '"format": 99', "data.json: expected format version 2, found 99"),
-        ('"dtype": "uint16"', '"dtype": "uint32"', "data.json: expected the fingerprint"),
-        ('"weight": 1.0', '"weight": 2.0', "data.json: expected the fingerprint"),
-        (r'"tokens": \d+', '"tokens": 7', "data.json: expected the fingerprint"),
-        ('"vocabulary"', '"vocabulry"', "data.json: expected the fields of format version 2, found others"),
-        (r"\}\s*$", "", "data.json: expected JSON"),
-        (r"(?s)^.*$", "[]", "data.json: expected format version 2, found None"),
+        ('"format": 2', '"format": 99', r"data\.json: .*version 2.* 99"),
+        ('"dtype": "uint16"', '"dtype": "uint32"', r"data\.json: .*fingerprint"),
+        ('"weight": 1.0', '"weight": 2.0', r"data\.json: .*fingerprint"),
+        (r'"tokens": \d+', '"tokens": 7', r"data\.json: .*fingerprint"),
+        ('"vocabulary"', '"vocabulry"', r"data\.json: .*fields.*vocabulry"),
+        (r"\}\s*$", "", r"data\.json: .*JSON"),
+        (r"(?s)^.*$", "[]", r"data\.json: .*version 2.*None"),
     ],
 )
 def test_a_changed_manifest_is_refused(copy: Path, pattern: str, replacement: str, message: str) -> None:
@@ -221,10 +221,10 @@ def test_a_changed_manifest_is_refused(copy: Path, pattern: str, replacement: st
 
 
 def test_a_domain_that_is_not_there(made: TokenStore) -> None:
-    with pytest.raises(ValueError, match="domain is 'wiki'; the prepared data has text"):
+    with pytest.raises(ValueError, match=r"domain.*'wiki'.*text"):
         made.tokens("train", "wiki")
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data.json: expected a folder of prepared tokens, found no such"):
+    with pytest.raises(ValueError, match=r"nowhere.*data\.json"):
         open_store(tmp_path / "nowhere")

@@ -53,14 +53,14 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="vocabulary is 100; it must lie between 261"):
+    with pytest.raises(ValueError, match=r"vocabulary.* 100.*261"):
         train(TEXTS, 100)
-    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found no file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no file"):
         load(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"tokenizer.json: expected a tokenizer, found a file that is not"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*not"):
         load(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=r"found no \[CLS\] \[SEP\] \[MASK\]"):
+    with pytest.raises(ValueError, match=r"no \[CLS\] \[SEP\] \[MASK\]"):
         vocabulary_of(Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")))
 
 
@@ -71,7 +71,7 @@ def word_pieces(*tokens: str) -> Tokenizer:
 def test_special_tokens_may_have_unused_ones_among_them() -> None:
     stock = word_pieces("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s")
     assert vocabulary_of(stock) == Vocabulary(size=9, pad=0, cls=4, sep=5, mask=6, specials=7)
-    with pytest.raises(ValueError, match=r"found no \[MASK\]"):
+    with pytest.raises(ValueError, match=r"no \[MASK\]"):
         vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the"))
-    with pytest.raises(ValueError, match=r"before all ordinary tokens .* found 'the' below id 5"):
+    with pytest.raises(ValueError, match=r"'the'.*id 5"):
         vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "[MASK]"))

@@ -59,7 +59,7 @@ def test_a_file_shorter_than_the_journal_says(tmp_path: Path) -> None:
         state = one.sync()
     path = tmp_path / "wiki-train-00000.tokens"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"wiki-train-00000.tokens: expected 16 bytes, found 15; remove the folder"):
+    with pytest.raises(ValueError, match=r"wiki-train-00000\.tokens: .*\b16 bytes.*\b15\b"):
         writer(tmp_path, state)
 
 

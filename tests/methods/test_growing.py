@@ -59,7 +59,7 @@ def test_where_new_layers_come_from(name: str, old: int, new: int, sources: tupl
 
 def test_lemon_can_start_new_layers_as_identities() -> None:
     assert make("lemon", init="zero").growth(Shape(6), Shape(8)).identity
-    with pytest.raises(ValueError, match="init is 'ones'; copy or zero is allowed"):
+    with pytest.raises(ValueError, match=r"init is 'ones'.*copy.*zero"):
         make("lemon", init="ones")
 
 
@@ -96,8 +96,6 @@ def test_msg_fades_over_a_tenth_of_a_stage(steps: int, expected: int) -> None:
 def test_msg_refuses_gates_that_never_open() -> None:
     assert make("msg", schedule="6-9-12", steps=300, mask_steps=99).subnetwork(199).scales[8] == 1
     for wrong in (100, -1):
-        with pytest.raises(
-            ValueError, match=f"mask_steps is {wrong}; 0 to 99 is allowed, so that new layers are fully"
-        ):
+        with pytest.raises(ValueError, match=f"mask_steps is {wrong}.* 0 to 99"):
             make("msg", schedule="6-9-12", steps=300, mask_steps=wrong)
     assert make("msg", schedule="12", mask_steps=7).settings()["mask_steps"] == 7  # nothing grows

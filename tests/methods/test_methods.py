@@ -61,9 +61,9 @@ def test_raptr_takes_a_schedule() -> None:
     method = make_method("raptr", shape=Shape(12), schedule=schedule)
     assert method.steps == 500
     assert method.subnetwork(0).size == 4
-    with pytest.raises(ValueError, match="made for 12 layers and 500 steps; 6 layers and 500 steps are allowed"):
+    with pytest.raises(ValueError, match=r"12 layers and 500 steps.*6 layers and 500 steps"):
         make_method("raptr", shape=Shape(6), schedule=schedule)
-    with pytest.raises(ValueError, match="belong to a schedule given as text"):
+    with pytest.raises(ValueError, match=r"average.*schedule"):
         make_method("raptr", shape=Shape(12), schedule=schedule, average=9)
 
 
@@ -88,17 +88,17 @@ def test_raptr_on_heads_and_parts() -> None:
     [
         (
             {"schedule": "6-8-10"},
-            "schedule ends with 10 layers; the last stage of raptr trains the full model, 12",
+            "schedule ends with 10.* 12",
         ),
-        ({"scaling": "cubic"}, "scaling is 'cubic'; sqrt or linear or none is allowed"),
-        ({"selection": "some"}, "selection is 'some'; exact or bernoulli is allowed"),
-        ({"scaled": "all"}, "scaled is 'all'; layer or branches is allowed"),
-        ({"groups": 5}, "groups is 5; a divisor"),
-        ({"groups": 2, "selection": "bernoulli"}, "groups is 2; with selection bernoulli only 1 is allowed"),
-        ({"heads": "6-12"}, "heads is '6-12'; one size for each of the 4 stages"),
-        ({"parts": "4-3-2-1"}, "parts is '4-3-2-1'; one size for each of the 4 stages, never falling"),
-        ({"heads": "3-6-9-11"}, "ending with all 12"),
-        ({"width_exponent": 0.3}, "width_exponent is 0.3; allowed: 0, 0.5, 1"),
+        ({"scaling": "cubic"}, "scaling is 'cubic'.*sqrt.*linear.*none"),
+        ({"selection": "some"}, "selection is 'some'.*exact.*bernoulli"),
+        ({"scaled": "all"}, "scaled is 'all'.*layer.*branches"),
+        ({"groups": 5}, "groups is 5.*divisor"),
+        ({"groups": 2, "selection": "bernoulli"}, "groups is 2.*bernoulli.* 1 "),
+        ({"heads": "6-12"}, "heads is '6-12'.* 4 stages"),
+        ({"parts": "4-3-2-1"}, "parts is '4-3-2-1'.* 4 stages"),
+        ({"heads": "3-6-9-11"}, "heads is '3-6-9-11'.* 12"),
+        ({"width_exponent": 0.3}, "width_exponent is 0.3.* 0, 0.5, 1"),
     ],
 )
 def test_raptr_refuses(settings: dict[str, Any], sentence: str) -> None:
@@ -131,14 +131,29 @@ def test_pld_averages() -> None:
 
 
 def test_pld_refuses() -> None:
-    with pytest.raises(ValueError, match="theta and average are both given"):
+    with pytest.raises(ValueError, match=r"theta and average"):
         pld(theta=0.5, average=0.75)
-    with pytest.raises(ValueError, match=r"average is 0.3; with 12 layers 0.546 to 1 is allowed"):
+    with pytest.raises(ValueError, match=r"average is 0\.3.* 12 layers.*0\.546 to 1"):
         pld(average=0.3)
-    with pytest.raises(ValueError, match=r"theta is 1.5; a number from 0 to 1 is allowed"):
+    with pytest.raises(ValueError, match=r"theta is 1\.5.* 0 to 1"):
         pld(theta=1.5)
-    with pytest.raises(ValueError, match=r"gamma is 0.0; a number above 0"):
+    with pytest.raises(ValueError, match=r"gamma is 0\.0.* above 0"):
         pld(gamma=0)
+
+
+def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> None:
+    method, kept = pld(average=0.75), (True, False) * 6
+    for step in (1, 500, 100_000):
+        expected = tuple(1 / p if runs else 0 for runs, p in zip(kept, method.keep(step - 1), strict=True))
+        assert method.trained(kept, step) == Subnetwork(expected, scaled="branches")
+        part = method.part(4, 0, step)
+        assert [part.scales[i] for i in part.kept] == [1 / method.keep(step - 1)[i] for i in part.kept]
+    falling = dropout(drop=0.4, recovery=0.2, profile="constant")
+    assert {scale for scale in falling.part(4, 0, 401).scales if scale} == {1.25}
+    assert {scale for scale in falling.part(4, 0, 1000).scales if scale} == {1.0}
+    assert falling.part(4, 0, 401).scaled == "branches"
+    always = dropout(drop=1.0)  # the last layer does not run in step 0, but is in every part
+    assert always.part(2, 0, 0).scales == (1.0, *[0.0] * 10, 1.0)
 
 
 def test_stochastic_depth() -> None:
@@ -152,7 +167,7 @@ def test_stochastic_depth() -> None:
 def test_layerdrop_is_judged_plain() -> None:
     method = make("layerdrop", keep=0.5)
     assert method.evaluated(1) == Subnetwork.full(12)
-    with pytest.raises(ValueError, match=r"keep is -0.1; a number from 0 to 1"):
+    with pytest.raises(ValueError, match=r"keep is -0\.1.* 0 to 1"):
         make("layerdrop", keep=-0.1)
 
 
@@ -175,11 +190,11 @@ def test_layer_dropout_average() -> None:
     for profile in ("linear", "constant"):
         method = dropout(average=0.8, profile=profile)
         assert sum(sum(method.keep(step)) for step in range(1000)) / 12_000 == pytest.approx(0.8)
-    with pytest.raises(ValueError, match="drop and average are both given"):
+    with pytest.raises(ValueError, match=r"drop and average"):
         dropout(average=0.8, drop=0.3)
-    with pytest.raises(ValueError, match=r"average is 0.2; here 0.775 to 1 is allowed"):
+    with pytest.raises(ValueError, match=r"average is 0\.2.*0\.775 to 1"):
         dropout(average=0.2)
-    with pytest.raises(ValueError, match="average is 'x'; a number is allowed"):
+    with pytest.raises(ValueError, match=r"average is 'x'.*number"):
         dropout(average="x")
-    with pytest.raises(ValueError, match=r"recovery is 0.0, less than one of 1000 steps"):
+    with pytest.raises(ValueError, match=r"recovery is 0\.0.* 1000 steps"):
         dropout(recovery=0)

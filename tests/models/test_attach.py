@@ -1,7 +1,9 @@
 """Attached models: a subnetwork equals a physically smaller model, costs what it runs and leaves no trace."""
 
 import copy
+import importlib
 import math
+import pickle
 import re
 from typing import Any
 
@@ -11,8 +13,9 @@ import transformers as hf
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
+from raptr.methods import METHODS, Method, make_method
 from raptr.models.attach import attach, running
-from raptr.subnetworks.value import Subnetwork
+from raptr.subnetworks import Shape, Subnetwork
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
 ENCODER = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -26,6 +29,12 @@ GPT2: dict[str, Any] = {
     "use_cache": False,
 }
 GPT2 |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+# These use a key-value cache, as they do by default.
+GPTJ = {**GPT2, "rotary_dim": 4, "use_cache": True}
+TOKENS = {"hidden_size": 16, "vocab_size": 40, "bos_token_id": 0, "eos_token_id": 0}
+FALCON = {**TOKENS, "num_attention_heads": 2}
+BLOOM = {**TOKENS, "n_head": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+VIT = {**{key: SIZES[key] for key in list(SIZES)[:3]}, "hidden_dropout_prob": 0.0, "image_size": 8, "patch_size": 4}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "vocab_size": 40, "decoder_start_token_id": 0}
 FAMILIES: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
     "bert": ("bert.encoder.layer", hf.BertForMaskedLM, hf.BertConfig, ENCODER),
@@ -37,9 +46,15 @@ FAMILIES: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
     ),
     "llama": ("model.layers", hf.LlamaForCausalLM, hf.LlamaConfig, LLAMA),
     "gpt2": ("transformer.h", hf.GPT2LMHeadModel, hf.GPT2Config, GPT2),
+    "falcon": ("transformer.h", hf.FalconForCausalLM, hf.FalconConfig, FALCON),
+    "bloom": ("transformer.h", hf.BloomForCausalLM, hf.BloomConfig, BLOOM),
+    "gptj": ("transformer.h", hf.GPTJForCausalLM, hf.GPTJConfig, GPTJ),
+    "vit": ("vit.layers", hf.ViTForImageClassification, hf.ViTConfig, VIT),
     "t5": ("encoder.block", hf.T5ForConditionalGeneration, hf.T5Config, T5),
 }
-PATHS = {"plain": "blocks"} | {family: FAMILIES[family][0] for family in ("bert", "roberta", "llama", "gpt2")}
+COUNTS = {"gpt2": "n_layer", "gptj": "n_layer", "bloom": "n_layer", "t5": "num_layers"}
+PATHS = {"plain": "blocks"} | {family: FAMILIES[family][0] for family in FAMILIES if family != "t5"}
+CAUSAL = ("llama", "gpt2", "falcon", "bloom", "gptj")
 every_family = pytest.mark.parametrize("family", PATHS)
 
 
@@ -83,14 +98,16 @@ def make(family: str, layers: int = 4) -> Any:
     if family == "plain":
         return Plain(layers)
     _, model, config, settings = FAMILIES[family]
-    count = {"gpt2": "n_layer", "t5": "num_layers"}.get(family, "num_hidden_layers")
-    return model(config(**settings, **{count: layers}))
+    return model(config(**settings, **{COUNTS.get(family, "num_hidden_layers"): layers}))
 
 
 def loss_of(model: nn.Module) -> Tensor:
     if isinstance(model, Plain):
         x = torch.linspace(-1, 1, 24, dtype=model.embed.weight.dtype)
         return torch.as_tensor(model(x.reshape(3, 8)))
+    if isinstance(model, hf.ViTForImageClassification):
+        pixels = torch.linspace(-1, 1, 384, dtype=model.dtype).reshape(2, 3, 8, 8)
+        return torch.as_tensor(model(pixel_values=pixels, labels=torch.tensor([0, 1])).loss)
     tokens = torch.arange(2, 22).reshape(2, 10)
     return torch.as_tensor(model(input_ids=tokens, labels=tokens).loss)
 
@@ -228,6 +245,7 @@ def test_names_copies_and_settings_are_the_real_ones_inside(family: str) -> None
             _ = first.nothing_here
         model.train()
         assert first.training
+        loss_of(model)
     assert all(module.training for module in model.modules())
     assert dict(model.named_modules()) == modules
     assert torch.equal(loss_of(copied), loss_of(model))
@@ -245,9 +263,9 @@ def test_everything_is_restored_after_an_exception_and_nesting_is_refused() -> N
     other = attach(model)
     with running(routed, keep(0)):
         for inner in (routed, other):
-            with pytest.raises(RuntimeError, match="run a subnetwork already"), running(inner, keep(1)):
+            with pytest.raises(RuntimeError, match=r"'blocks' .*already"), running(inner, keep(1)):
                 pass
-        with pytest.raises(RuntimeError, match="inside `running`"):
+        with pytest.raises(RuntimeError, match=r"'blocks' .*`running`"):
             attach(model)
         loss_of(model)
     assert calls(blocks) == [1, 0, 0, 0]
@@ -256,10 +274,10 @@ def test_everything_is_restored_after_an_exception_and_nesting_is_refused() -> N
 @pytest.mark.parametrize(
     ("subnetwork", "sentence"),
     [
-        (Subnetwork.full(3), "has 3 layers; 4 are allowed"),
-        (Subnetwork((1.0,) * 4, heads=((0,),) * 4), "whole layers are allowed"),
-        (Subnetwork((1.0,) * 4, parts=((0,),) * 4), "whole layers are allowed"),
-        (Subnetwork((1.0, 0.0, 2.0, 1.0), scaled="branches"), "use scaled='layer'"),
+        (Subnetwork.full(3), "has 3 layers.* 4 blocks at 'blocks'"),
+        (Subnetwork((1.0,) * 4, heads=((0,),) * 4), "whole layers.*heads"),
+        (Subnetwork((1.0,) * 4, parts=((0,),) * 4), "whole layers.*parts"),
+        (Subnetwork((1.0, 0.0, 2.0, 1.0), scaled="branches"), "'branches'.*scaled='layer'"),
     ],
 )
 def test_subnetworks_that_cannot_run_are_refused(subnetwork: Subnetwork, sentence: str) -> None:
@@ -274,14 +292,14 @@ def test_subnetworks_that_cannot_run_are_refused(subnetwork: Subnetwork, sentenc
 
 @pytest.mark.parametrize(
     ("returns", "sentence"),
-    [("dict", "returned dict"), ("narrow", "keep the shape"), ("in place", "change their input in place")],
+    [("dict", "dict.*tensor"), ("narrow", r"\(3, 4\) .*\(3, 8\)"), ("in place", "'blocks' .*in place.* 0 and 1")],
 )
 def test_blocks_that_cannot_be_routed_are_refused(returns: str, sentence: str) -> None:
     model = Plain(returns=returns)
     with torch.no_grad(), running(attach(model), keep(0, scale=2)):
         with pytest.raises(ValueError, match=sentence):
             loss_of(model)
-        with pytest.raises(ValueError, match="a Block got no hidden states"):
+        with pytest.raises(ValueError, match=r"Block .*hidden states"):
             model.blocks[0](flag=True)
 
 
@@ -293,7 +311,10 @@ def test_a_shared_position_bias_is_not_lost_silently() -> None:
     with running(routed, Subnetwork.full(3)):
         assert torch.equal(loss_of(model), expected)
     for kept in ((0, 2), (1, 2)):
-        with pytest.raises(ValueError, match="more than the hidden"), running(routed, keep(*kept, layers=3)):
+        with (
+            pytest.raises(ValueError, match=r"'encoder.block' .*hidden states"),
+            running(routed, keep(*kept, layers=3)),
+        ):
             loss_of(model)
 
 
@@ -305,10 +326,10 @@ def test_blocks_are_found_among_other_lists_or_named_or_given() -> None:
         block.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(9)])
     assert attach(model).path == "blocks"
     model.heavy = nn.ModuleList([nn.Linear(99, 99), nn.Linear(99, 99)])
-    with pytest.raises(ValueError, match="both the longest and by far the largest"):
+    with pytest.raises(ValueError, match=r"blocks=.*'heavy'"):
         attach(model)
     both = nn.ModuleDict({"left": Plain(3), "right": twin})
-    with pytest.raises(ValueError, match=r"blocks= with one of: 'left.blocks' \(3 entries\), 'right.blocks'"):
+    with pytest.raises(ValueError, match=r"blocks=.*'left.blocks' \(3 entries\), 'right.blocks'"):
         attach(both)
     assert attach(both, "right.blocks").blocks is twin.blocks
     assert attach(both, twin.blocks).path == "right.blocks"
@@ -317,14 +338,14 @@ def test_blocks_are_found_among_other_lists_or_named_or_given() -> None:
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [("nowhere", r"blocks is 'nowhere'.* 'blocks' \(4 entries\)"), ("embed", "blocks is 'embed'")]
-    + [(nn.ModuleList(), "not a filled nn.ModuleList of the model")],
+    + [(nn.ModuleList(), "blocks is .*nn.ModuleList")],
 )
 def test_blocks_that_are_no_list_of_the_model_are_refused(blocks: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         attach(Plain(), blocks)
-    with pytest.raises(ValueError, match="not a filled"):
+    with pytest.raises(ValueError, match="blocks is 'blocks'"):
         attach(Plain(0), "blocks")
-    with pytest.raises(ValueError, match="none found in this model"):
+    with pytest.raises(ValueError, match=r"blocks=.*none"):
         attach(nn.Sequential(nn.Linear(8, 8)))
 
 
@@ -367,7 +388,7 @@ def test_blocks_compiled_one_by_one_never_see_the_choice(in_place: bool) -> None
         assert run(model, subnetwork)[0] == pytest.approx(run(twin, subnetwork)[0], abs=1e-6)
         graphs = counter.frame_count if number <= 1 else graphs
     assert 0 < counter.frame_count == graphs <= 4
-    with pytest.raises(ValueError, match="compile each of its blocks"):
+    with pytest.raises(ValueError, match=r"compile.*blocks"):
         attach(compiled(twin, in_place, counter))
 
 
@@ -385,3 +406,157 @@ def test_a_few_training_steps_leave_idle_layers_where_they_were() -> None:
             name = f"blocks.{layer}.linear.weight"
             assert torch.equal(model.state_dict()[name], before[name]) == (layer not in kept)
     assert losses[-1] < losses[0]
+
+
+def causal(family: str) -> Any:
+    """A model whose weights are large enough that a wrong position or mask shows."""
+    torch.manual_seed(0)
+    model = make(family).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.ndim == 2 else 1)
+    return model
+
+
+@pytest.mark.parametrize("family", [family for family in PATHS if family != "plain"])
+def test_hidden_states_have_an_entry_for_every_layer(family: str) -> None:
+    model = make(family).eval()
+    given: dict[str, Tensor] = {"input_ids": torch.arange(2, 22).reshape(2, 10)}
+    if family == "vit":
+        given = {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8)}
+    full = model(**given, output_hidden_states=True).hidden_states
+    for scale, kept in ((1.0, (0, 2)), (1.0, (1, 3)), (2.0, (0, 2)), (0.5, (1, 2))):
+        # Attached anew, so that the first bypassed layer is probed, which must not be recorded.
+        with running(attach(model), keep(*kept, scale=scale)):
+            states = model(**given, output_hidden_states=True).hidden_states
+        assert len(states) == len(full) == 5
+        for layer in range(3):  # the last entry is normalised in most models
+            assert torch.equal(states[layer + 1], states[layer]) == (layer not in kept)
+        if 0 in kept:
+            expected = full[0] + scale * (full[1] - full[0])
+            torch.testing.assert_close(states[1], expected)
+        plain = model(**given, output_hidden_states=True).hidden_states
+        assert all(map(torch.equal, plain, full))
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("kept", [(0, 2), (1, 3)])
+def test_a_part_generates_what_it_would_without_a_cache_or_refuses(family: str, kept: tuple[int, ...]) -> None:
+    model = causal(family)
+    routed, tokens = attach(model), torch.arange(2, 22).reshape(2, 10)
+    asked = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with running(routed, keep(*kept)):
+        expected = model(input_ids=tokens, use_cache=False).logits[:, -1].argmax(-1)
+        generated = model.generate(tokens, use_cache=False, **asked)
+        assert torch.equal(generated[:, 10], expected)
+        with pytest.raises(ValueError, match="use_cache=False"):
+            model.generate(tokens, use_cache=True, **asked)
+        assert torch.equal(model(input_ids=tokens, use_cache=True).logits, model(input_ids=tokens).logits)
+    with running(routed, Subnetwork.full(4)):
+        full = model.generate(tokens, use_cache=True, **asked)
+    assert torch.equal(full, model.generate(tokens, use_cache=False, **asked))
+
+
+def test_a_block_list_that_was_replaced_is_refused() -> None:
+    model = Plain()
+    routed = attach(model)
+    model.blocks = nn.ModuleList(list(model.blocks)[:3])
+    with pytest.raises(RuntimeError, match=r"'blocks'.*[Aa]ttach"), running(routed, keep(0)):
+        pass
+    del model.blocks
+    with pytest.raises(RuntimeError, match=r"'blocks'.*[Aa]ttach"), running(routed, keep(0)):
+        pass
+    whole = Plain()
+    routed = attach(whole)
+    whole.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"compile.*blocks"), running(routed, keep(0)):
+        pass
+
+
+def test_a_context_that_ran_another_model_is_refused() -> None:
+    model = Plain()
+    routed, copied = attach(model), copy.deepcopy(model)
+    with pytest.raises(RuntimeError, match=r"no block at 'blocks'.*attach"), running(routed, keep(0)):
+        loss_of(copied)
+    with pytest.raises(ZeroDivisionError), running(routed, keep(0)):
+        _ = 1 / 0
+    with running(routed, keep()):
+        loss_of(model)
+
+
+def test_data_parallel_on_several_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Plain()
+    routed = attach(model)
+    with running(routed, keep(0, 2)):
+        assert torch.equal(loss_of(model), nn.DataParallel(model)(torch.linspace(-1, 1, 24).reshape(3, 8)))
+    # As on a machine with two GPUs, but for the copies themselves.
+    module = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(module, "_get_device_index", lambda device, *_: device)
+    monkeypatch.setattr(module, "_broadcast_coalesced_reshape", lambda tensors, devices, *_a, **_k: [tensors, tensors])
+    assert len(module.replicate(model, [0, 1])) == 2
+    with pytest.raises(RuntimeError, match=r"DataParallel.*DistributedDataParallel"), running(routed, keep(0, 2)):
+        module.replicate(model, [0, 1])
+    with pytest.raises(KeyError, match="mine"), running(routed, keep(0, 2)):
+        raise KeyError("mine")
+
+
+def test_stand_ins_are_not_pickled() -> None:
+    model = Plain()
+    with pytest.raises(RuntimeError, match=r"pickled.*running"), running(attach(model), keep(0)):
+        pickle.dumps(model)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(loss_of(again), loss_of(model))
+
+
+def test_weights_are_not_loaded_into_stand_ins() -> None:
+    model = Plain()
+    routed, other = attach(model), Plain().state_dict()
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"load_state_dict.*running"), running(routed, keep(0)):
+            model.load_state_dict(other, strict=strict)
+    model.load_state_dict(other)
+    assert torch.equal(model.get_parameter("blocks.3.linear.weight"), other["blocks.3.linear.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_the_encoder_of_torch_runs_in_evaluation_too(scale: float) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 4)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x, padded = torch.randn(2, 6, 16), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    routed, subnetwork = attach(model), keep(0, 2, scale=scale)
+    with running(routed, subnetwork):
+        slow = model(x, src_key_padding_mask=padded)  # in training, without the fast path
+    model.eval()
+    with torch.no_grad(), running(routed, subnetwork):
+        fast = model(x, src_key_padding_mask=padded)
+        plain = model(x)
+    torch.testing.assert_close(fast[~padded], slow[~padded], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(plain[0], slow[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_or_says_what_to_change(name: str) -> None:
+    def run_all(method: Method) -> None:
+        for step in (0, 1, 30, 39):
+            for subnetwork in (method.subnetwork(step), method.evaluated(step + 1), method.part(1, 0, step + 1)):
+                model = Plain(method.shape(step).layers)
+                with running(attach(model), subnetwork):
+                    loss_of(model)
+
+    changes: dict[str, Any] = {}
+    if name in ("pld", "stochastic-depth", "layer-dropout"):
+        with pytest.raises(ValueError, match="scaled='layer'"):
+            run_all(make_method(name, shape=Shape(4), steps=40))
+        changes = {"scaled": "layer"}
+    run_all(make_method(name, shape=Shape(4), steps=40, **changes))
+    method = make_method(name, shape=Shape(4), steps=40, **changes)
+    if method.shape(0).layers < 4:
+        with (
+            pytest.raises(ValueError, match=r"[12] layers.*4 blocks.*method.shape\(step\).layers"),
+            running(attach(Plain(4)), method.subnetwork(0)),
+        ):
+            pass

@@ -213,15 +213,15 @@ def test_dropout_follows_the_seed_and_rests_in_evaluation() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="made for 6 layers; the model has 5"):
+    with pytest.raises(ValueError, match=r"6 layers.* 5"):
         bert()(batch(), Subnetwork.full(6))
-    with pytest.raises(ValueError, match="the sequence has 17 tokens; up to 16 are allowed"):
+    with pytest.raises(ValueError, match=r"17 tokens.* 16 "):
         bert().hidden(torch.zeros(1, 17, dtype=torch.long), Subnetwork.full(5))
-    with pytest.raises(ValueError, match=r"model.parts is 5; a divisor of mlp, 48, is allowed"):
+    with pytest.raises(ValueError, match=r"model\.parts is 5.*mlp.*48"):
         replace(CONFIG, parts=5)
-    with pytest.raises(ValueError, match=r"model.dropout is 1; a number from 0 to below 1"):
+    with pytest.raises(ValueError, match=r"model\.dropout is 1.* 0 to "):
         replace(CONFIG, dropout=1)
-    with pytest.raises(ValueError, match=r"model.layers is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"model\.layers is 0.* 1 "):
         replace(CONFIG, layers=0)
 
 

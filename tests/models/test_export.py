@@ -208,10 +208,10 @@ def test_fill_mask(model: Bert, tokenizer: Tokenizer, vocabulary: Vocabulary, fo
 @pytest.mark.parametrize(
     ("subnetwork", "sentence"),
     [
-        (Subnetwork((1.0, 0.5, 1.0, 1.0, 1.0)), r"layer 2 is scaled by 0\.5 as a whole; .* a scale of 1 is allowed"),
-        (Subnetwork((1.0,) * 5, heads=((0, 2),) * 5), "layer 1 runs 2 of 4 heads; .* all of them are allowed"),
-        (Subnetwork((1.0,) * 5, parts=((0, 1, 2),) * 5), "layer 1 runs 3 of 4 MLP parts; .* all of them are allowed"),
-        (Subnetwork.full(4), "made for 4 layers; the model has 5"),
+        (Subnetwork((1.0, 0.5, 1.0, 1.0, 1.0)), r"layer 2 .*0\.5.* 1 "),
+        (Subnetwork((1.0,) * 5, heads=((0, 2),) * 5), "layer 1 .*2 of 4 heads"),
+        (Subnetwork((1.0,) * 5, parts=((0, 1, 2),) * 5), "layer 1 .*3 of 4 MLP parts"),
+        (Subnetwork.full(4), "4 layers.* 5"),
     ],
     ids=["whole-layer", "heads", "parts", "layers"],
 )
@@ -222,8 +222,8 @@ def test_refused_subnetworks(model: Bert, vocabulary: Vocabulary, subnetwork: Su
 
 def test_refused_models(model: Bert, vocabulary: Vocabulary) -> None:
     narrow = Bert(replace(model.config, heads=2))
-    with pytest.raises(ValueError, match=r"head_size is 4 with 2 heads and width 16; .* cannot be exported"):
+    with pytest.raises(ValueError, match=r"head_size is 4 .*2 heads.*width 16"):
         to_transformers(narrow, Subnetwork.full(LAYERS), vocabulary)
     other = replace(vocabulary, size=vocabulary.size + 1)
-    with pytest.raises(ValueError, match="the tokenizer that the model was trained with is needed"):
+    with pytest.raises(ValueError, match=f"{vocabulary.size + 1} tokens.*{vocabulary.size}"):
         to_transformers(model, Subnetwork.full(LAYERS), other)

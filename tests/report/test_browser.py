@@ -278,3 +278,20 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(make_run: MakeRun, tm
     visible, needed, plot = map(float, widths[1].split(","))
     assert visible == needed == 390
     assert 300 < plot <= 390
+
+
+def test_the_results_fit_a_window_of_1300_pixels_or_show_that_there_is_more(make_run: MakeRun, see: See) -> None:
+    names = ("raptr-6-8-10-12-seed-0", "full-training-seed-0", "gradual-stacking-seed-0")
+    plain = [make_run(name, sizes=sizes) for name, sizes in zip(names, [(6, 8, 10, 12), (12,), (3, 12)], strict=True)]
+    domains = dict.fromkeys(("wikipedia", "books", "web", "arxiv", "code"), 3.0)
+    many = {f"domain-{number}": 3.0 for number in range(20)}
+    script = "const box = one('[data-sheet=results] .scroll'); seen.wide = box.scrollWidth > box.clientWidth;"
+    script += "seen.clipped = document.documentElement.scrollWidth > document.documentElement.clientWidth;"
+    # The shadow at the edge stays where it is, the paper over it moves with the table.
+    script += "seen.shadow = getComputedStyle(box).backgroundAttachment;"
+    for judged, wide in ((domains, False), (many, True)):
+        runs = [replace(run, evals=tuple(replace(e, domains=judged) for e in run.evals)) for run in plain]
+        seen = see(runs, script, "--window-size=1300,1000")
+        assert seen["wide"] == wide
+        assert not seen["clipped"]
+        assert seen["shadow"] == "local, scroll"

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import random
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
     assert [record.step for record in run.train] == list(range(10, 401, 10))
     assert (run.train[-1].size, run.train[-1].stages, run.train[-1].lr) == (12, 4, 1e-3)
     assert run.last.tokens == 400 * 4096
-    assert run.ignored == 0
+    assert run.ignored == ()
 
 
 def test_stages_end_where_the_record_of_the_next_follows(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_torn_last_line_is_dropped_without_being_counted(tmp_path: Path) -> No
     append(folder, json.dumps(train_record(110))[:-9])
     run = read_run(folder)
     assert run.train[-1].step == 100
-    assert run.ignored == 0
+    assert run.ignored == ()
 
 
 def test_a_last_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None:
@@ -147,7 +148,25 @@ def test_a_last_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None
         json.dumps(train_record(10, loss="low")) + "\n",
         json.dumps({"kind": "eval", "step": 10}) + "\n",
         json.dumps(eval_record(10, sizes=[3, 6.6])) + "\n",
+        json.dumps(eval_record(10, sizes={"many": 6.6})) + "\n",
+        json.dumps(train_record(-10)) + "\n",
+        json.dumps(train_record(10, stage=-1)) + "\n",
+        json.dumps(train_record(10, seconds=-1.0)) + "\n",
+        json.dumps(train_record(10, seconds=math.nan)) + "\n",
+        json.dumps(train_record(10, flops=math.inf)) + "\n",
+        json.dumps(train_record(10, tokens=10**400)) + "\n",
+        json.dumps(train_record(10, tokens=10**60)) + "\n",
+        json.dumps(train_record(10**30)) + "\n",
+        json.dumps(train_record(10, size=10**400)) + "\n",
+        json.dumps(train_record(10, loss=10**400)) + "\n",
+        json.dumps(train_record(10, lr="fast")) + "\n",
+        json.dumps(train_record(10)).replace("5.0", "1" * 5000) + "\n",
+        "[" * 100_000 + "\n",
+        '{"kind": "train", "step": ' + '{"a": ' * 100_000 + "\n",
+        '{"kind": ["train"]}\n',
+        "\0\n",
     ],
+    ids=lambda line: line[:60],
 )
 def test_malformed_lines_are_ignored_and_counted(tmp_path: Path, line: str) -> None:
     folder = empty_run(tmp_path / "a")
@@ -156,7 +175,27 @@ def test_malformed_lines_are_ignored_and_counted(tmp_path: Path, line: str) -> N
     append(folder, train_record(20))
     run = read_run(folder)
     assert [record.step for record in run.train] == [5, 20]
-    assert run.ignored == 1
+    assert run.ignored == (2,)
+
+
+@pytest.mark.parametrize("loss", ["1e400", "-1e400", "NaN", "Infinity", "1e308", "-1e308", "1e-400", "-5"])
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_a_report_of_absurd_losses_is_written(tmp_path: Path, kind: str, loss: str) -> None:
+    folder = make_run(tmp_path / "a", schedule="6-12", steps=20)
+    for step in (21, 22):
+        record = train_record(step) if kind == "train" else eval_record(step, domains={"d": 2.5}, sizes={"6": 5.0})
+        append(folder, json.dumps(record).replace("5.0", loss) + "\n")
+    report = write_report([folder, make_run(tmp_path / "b", steps=20)], tmp_path / "report")
+    assert read_run(folder).ignored == ()
+    assert json.loads(report.json.read_text())[0]["steps"] == 22
+    assert report.plot.stat().st_size > 10_000
+
+
+def test_a_run_of_nothing_but_malformed_lines_says_where_they_are(tmp_path: Path) -> None:
+    folder = empty_run(tmp_path / "a")
+    append(folder, "\n[1]\n")
+    with pytest.raises(ValueError, match=r"a has no records.*metrics\.jsonl.*line 2"):
+        read_run(folder)
 
 
 def test_blank_lines_and_unknown_kinds_are_no_fault(tmp_path: Path) -> None:
@@ -166,7 +205,7 @@ def test_blank_lines_and_unknown_kinds_are_no_fault(tmp_path: Path) -> None:
     append(folder, {"kind": "note", "text": "resumed"})
     run = read_run(folder)
     assert len(run.train) == 1
-    assert run.ignored == 0
+    assert run.ignored == ()
 
 
 def test_the_last_record_of_a_kind_and_step_wins_after_a_resume(tmp_path: Path) -> None:
@@ -195,32 +234,34 @@ def test_where_several_starts_ran(tmp_path: Path) -> None:
 def test_a_folder_without_a_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)
     (folder / file).unlink()
-    with pytest.raises(ValueError, match=rf"is not a run folder: {file} is missing\.$"):
+    with pytest.raises(ValueError, match=rf"{folder}.*{file}"):
         read_run(folder)
 
 
 def test_what_is_no_folder_or_holds_no_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match=str(tmp_path / "nothing")):
         read_run(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no records yet"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'a'}.*metrics\.jsonl"):
         read_run(empty_run(tmp_path / "a"))
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "sentence"),
+    ("file", "text", "language"),
     [
-        ("config.yaml", "a: [1", "not valid YAML"),
-        ("config.yaml", "- 1", "must hold a mapping, not list"),
-        ("environment.json", "{", "not valid JSON"),
-        ("environment.json", "[" * 99_999, "not valid JSON"),
-        ("environment.json", "[]", "environment.json"),
-        ("environment.json", "[3]", "environment.json"),
+        ("config.yaml", "a: [1", "YAML"),
+        ("config.yaml", "- 1", "mapping.*list"),
+        ("environment.json", "{", "JSON"),
+        ("environment.json", '{"a":' * 100_000, "JSON"),
+        ("config.yaml", "[" * 10_000, "YAML"),
+        ("config.yaml", "a: \udcff", "YAML"),
+        ("environment.json", "[]", "list"),
+        ("environment.json", "[3]", "list"),
     ],
 )
-def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, sentence: str) -> None:
+def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, language: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)
-    (folder / file).write_text(text)
-    with pytest.raises(ValueError, match=sentence):
+    (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=rf"{file}.*{language}"):
         read_run(folder)
 
 
@@ -282,8 +323,20 @@ def test_markdown_has_a_cell_for_every_column(tmp_path: Path) -> None:
     assert table[2].startswith("| full | full | – | 100 | ")
     assert table[3].startswith(r"| six\|twelve | raptr | 6-12 | 100 | ")
     assert table[3].endswith(" | 410k | 1.2P | 0.80 | 0.75 | 12s | 34.1k |")
-    assert "Costs are relative to full." in table
-    assert "Malformed lines ignored in six|twelve: 1." in table
+    assert any(re.search(r"relative to full\b", line) for line in table)
+    lines = len((folder / "metrics.jsonl").read_text().splitlines())
+    assert any(re.search(rf"ignored in six\\\|twelve: 1 .*metrics\.jsonl, line {lines}\b", line) for line in table)
+
+
+def test_names_are_no_html_in_markdown(tmp_path: Path) -> None:
+    names = ["<b>bold</b>", "[x](javascript:alert(1))", "a&b", "*star*_under_`code`"]
+    runs = [read_run(make_run(tmp_path / name.replace("/", "-"), steps=10)) for name in names]
+    text = markdown(summary(runs))
+    assert "<" not in text
+    assert "&lt;b&gt;bold&lt;-b&gt;" in text
+    assert r"\[x\](javascript:alert(1))" in text
+    assert "a&amp;b" in text
+    assert r"\*star\*\_under\_\`code\`" in text
 
 
 def test_one_run_alone_is_relative_to_nothing(tmp_path: Path) -> None:
@@ -291,7 +344,7 @@ def test_one_run_alone_is_relative_to_nothing(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text("method: {name: raptr, schedule: 6-12}\ntrain: {steps: 400}\n")
     table = markdown(summary([read_run(folder)]))
     assert "relative" not in table
-    assert "six is not finished: 100 of 400 steps." in table
+    assert re.search(r"^six .*100 of 400", table, re.MULTILINE)
 
 
 def test_the_terminal_table_fits_80_characters_and_takes_names_literally(tmp_path: Path) -> None:
@@ -490,7 +543,7 @@ def test_a_report_is_a_page_a_plot_and_two_tables(tmp_path: Path) -> None:
 
 
 def test_a_report_of_no_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one run folder"):
+    with pytest.raises(ValueError, match="run folder"):
         write_report([], tmp_path / "out")
 
 

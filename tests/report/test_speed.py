@@ -1,5 +1,6 @@
 """Speed from records: stage by stage, and the speed-up realised beside the one the FLOPs promise."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -104,7 +105,8 @@ def test_a_method_without_stages_is_compared_with_full_training_alone(make_run: 
     assert found.reference == "full"
     assert found.theoretical == pytest.approx(13 / 10)
     (alone,) = speed_ups([dropped])
-    assert alone == SpeedUp(0, OWN_STAGE, note="one stage, so no full one to compare with")
+    assert replace(alone, note="") == SpeedUp(0, OWN_STAGE)
+    assert "one stage" in alone.note
     assert alone.share is None
 
 
@@ -114,11 +116,13 @@ def test_full_training_alone_has_no_speed_up(make_run: MakeRun) -> None:
 
 def test_what_cannot_be_told_is_left_open_with_a_reason(make_run: MakeRun) -> None:
     (early,) = speed_ups([make_run(sizes=(6, 8, 10, 12), upto=150)])
-    assert early == SpeedUp(0, OWN_STAGE, note="the full stage has not been reached")
+    assert replace(early, note="") == SpeedUp(0, OWN_STAGE)
+    assert "full stage" in early.note
     (few,) = speed_ups([make_run(sizes=(6, 12), every=100, upto=300)])
     assert (few.theoretical, few.realised) == (None, None)
-    assert few.note == "too few train records to tell the time per step; after 300 of 400 steps"
+    assert re.search("too few.*records.*300 of 400", few.note)
     (untrained,) = speed_ups([make_run(sizes=(6, 12), upto=5)])
-    assert untrained.note == "the full stage has not been reached"
+    assert untrained.note == early.note
     _, against = speed_ups([make_run(sizes=(6, 12)), make_run("full", upto=0)])[:2]
-    assert against.note == "too few train records to tell the time per step"
+    assert re.search("too few.*records", against.note)
+    assert " of 400" not in against.note

@@ -13,6 +13,7 @@ from raptr.studies.boolean import BOOLEAN
 from raptr.studies.contract import conduct
 from raptr.studies.polynomial import SNAPSHOT, Part, train
 from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH, Lengths
+from raptr.studies.snapshot import write_snapshot
 from tests.studies.test_polynomial import TOY
 
 QUIET = Console(quiet=True)
@@ -25,10 +26,10 @@ class Stop(Exception):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, evaluations: int) -> None:
     """Let the training be interrupted after it kept its state so many times."""
-    real, kept = polynomial.write_snapshot, []
+    kept: list[Any] = []
 
     def write(*arguments: Any) -> None:
-        real(*arguments)
+        write_snapshot(*arguments)
         kept.append(arguments)
         if len(kept) == evaluations:
             raise Stop
@@ -47,8 +48,13 @@ def test_stopped_training_goes_on_to_the_same_numbers(
         with pytest.raises(Stop):
             train(TOY, PARTS, device="cpu", console=QUIET, snapshot=tmp_path / SNAPSHOT)
     drawn: list[int] = []
-    real = polynomial.scales
-    monkeypatch.setattr(polynomial, "scales", lambda *given: (drawn.append(given[3]), real(*given))[1])
+    scales = polynomial.scales
+
+    def counted(*given: Any) -> Any:
+        drawn.append(given[3])
+        return scales(*given)
+
+    monkeypatch.setattr(polynomial, "scales", counted)
     assert train(TOY, PARTS, device="cpu", console=QUIET, snapshot=tmp_path / SNAPSHOT) == whole
     assert min(drawn) == 5 * evaluations
 
@@ -91,7 +97,7 @@ def test_every_length_has_its_best_rate(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_steps_that_are_refused(tmp_path: Path) -> None:
     given: dict[str, Any] = {"seeds": 1, "small": True, "device": "cpu", "console": QUIET}
-    with pytest.raises(ValueError, match="steps.*-3"):
+    with pytest.raises(ValueError, match=r"steps.*-3"):
         conduct(POLYNOMIAL_LENGTH, tmp_path, steps=[-3], **given)
     with pytest.raises(ValueError, match=r"steps is 7.*boolean"):
         conduct(BOOLEAN, tmp_path, steps=[7], **given)

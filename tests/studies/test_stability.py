@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import BertConfig as StockBertConfig
 from transformers import BertForMaskedLM
 
-from raptr.data import TokenStore
+from raptr.data import EvalData, TokenStore
 from raptr.data.batch import Batch
+from raptr.methods.pld import PLD
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.export import to_transformers
 from raptr.models.inputs import block_inputs
@@ -25,23 +26,28 @@ from raptr.studies.stability import measure, probe_attached, probe_bert, stabili
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
+from raptr.train.evaluate import evaluate
 from raptr.train.loop import pretrain
 
 QUIET = Console(quiet=True)
 LAYERS, LENGTH, SIZE = 4, 16, 600
 
 
-@pytest.fixture(scope="module")
-def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = Config.read(
+def config_of(store: TokenStore, method: dict[str, Any]) -> Config:
+    return Config.read(
         {
             "model": {"size": "tiny", "layers": LAYERS, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
-            "method": {"name": "raptr", "schedule": "3-4", "average": 3.25, "fixed": [], "scaling": "sqrt"},
+            "method": method,
             "data": {"source": str(store.path), "length": LENGTH, "vocabulary": SIZE},
             "optimizer": {"peak": 0.01, "warmup": 3},
             "train": {"steps": 8, "batch": 4, "eval_samples": 8, "device": "cpu"},
         }
     )
+
+
+@pytest.fixture(scope="module")
+def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = config_of(store, {"name": "raptr", "schedule": "3-4", "average": 3.25, "fixed": [], "scaling": "sqrt"})
     run = tmp_path_factory.mktemp("runs") / "hamlet"
     pretrain(config, run, until=6, console=QUIET)
     return run
@@ -148,11 +154,11 @@ def test_a_stock_bert_and_a_batch_without_labels() -> None:
     # its layers end with a normalisation, so norms cannot grow
     assert found["norms"] == pytest.approx([4.0] * 3, rel=0.01)
     assert found["environment"]["torch"]
-    with pytest.raises(ValueError, match="a batch has input_ids; labels are needed too"):
+    with pytest.raises(ValueError, match=r"input_ids.*labels"):
         stability_of(BertForMaskedLM(config), [{"input_ids": tokens}])
-    with pytest.raises(ValueError, match="there is no batch"):
+    with pytest.raises(ValueError, match="no batch"):
         stability_of(BertForMaskedLM(config), [])
-    with pytest.raises(ValueError, match="the model has 1 layer; at least 2"):
+    with pytest.raises(ValueError, match=r"1 layer.* 2 "):
         measure(probe_bert(model_of(60, layers=1)), batch_of(60))
 
 
@@ -237,12 +243,57 @@ def test_the_whole_model_has_the_loss_that_the_loop_measured(trained: Path, tmp_
     assert json.loads((folder / "result.json").read_text())["loss"] == pytest.approx(found.state["eval_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "raptr", "schedule": "2-4"},  # judged under keep probabilities in its first stage
+        {"name": "stochastic-depth"},
+        {"name": "msg", "schedule": "2-4", "mask_steps": 3},
+    ],
+    ids=lambda method: method["name"],
+)
+def test_the_whole_model_is_unscaled_whatever_the_run_judges(
+    store: TokenStore, tmp_path: Path, method: dict[str, Any]
+) -> None:
+    config = config_of(store, method)
+    run = tmp_path / "run"
+    pretrain(config, run, until=6 if method["name"] == "msg" else 3, console=QUIET)
+    folder = study_stability(run, tmp_path, batches=2, device="cpu", console=QUIET)
+    result = json.loads((folder / "result.json").read_text())
+    found = checkpoint.load_latest(run / "checkpoints")
+    assert found is not None
+    model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
+    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    held_out = EvalData(store, LENGTH, 8)
+    plain = evaluate(model, held_out, Subnetwork.full(LAYERS), batch=4).loss
+    assert result["loss"] == pytest.approx(plain, rel=1e-6)
+    without = Subnetwork((1.0, 0.0, 1.0, 1.0))
+    assert result["losses_without"][1] == pytest.approx(evaluate(model, held_out, without, batch=4).loss, rel=1e-6)
+    assert found.state["eval_loss"] is None or result["loss"] != pytest.approx(found.state["eval_loss"], rel=1e-7)
+
+
+def test_parts_are_scaled_as_the_last_step_scaled_them(store: TokenStore, tmp_path: Path) -> None:
+    config = config_of(store, {"name": "pld", "gamma": 3})
+    pretrain(config, tmp_path / "run", until=3, console=QUIET)
+    folder = study_stability(tmp_path / "run", tmp_path, batches=2, device="cpu", console=QUIET)
+    result = json.loads((folder / "result.json").read_text())
+    method = config.make_method(config.model.build(store.vocabulary.size, LENGTH))
+    assert isinstance(method, PLD)
+    scales = tuple(0.0 if layer == 2 else 1 / p for layer, p in enumerate(method.keep(2)))
+    found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
+    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    expected = evaluate(model, EvalData(store, LENGTH, 8), Subnetwork(scales, scaled="branches"), batch=4).loss
+    assert result["losses_as_trained"][2] == pytest.approx(expected, rel=1e-6)
+
+
 def test_refusals(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="batches is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"batches is 0.* 1 "):
         study_stability(trained, tmp_path, batches=0, console=QUIET)
-    with pytest.raises(ValueError, match=r"which holds no run \(no config.yaml\)"):
+    with pytest.raises(ValueError, match=r"run is .*config.yaml"):
         study_stability(tmp_path, tmp_path, console=QUIET)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
-    with pytest.raises(ValueError, match="which has no checkpoint; train it first"):
+    with pytest.raises(ValueError, match=r"run is .*new.*no checkpoint"):
         study_stability(tmp_path / "new", tmp_path, console=QUIET)

@@ -21,6 +21,8 @@ def test_literal_scales() -> None:
     assert scales("sqrt", kept, (1.0,) * 6) == square_root(kept)
     assert scales("linear", kept, (1.0, 0.5, 0.5, 0.5, 0.25, 0.5)) == (1, 0, 0, 2, 4, 0)
     assert scales("none", kept, (0.5,) * 6) == (1, 0, 0, 1, 1, 0)
+    # training never runs the fourth layer, so there is no scale of training to take
+    assert scales("linear", kept, (1.0, 0.5, 0.5, 0.0, 0.25, 0.0)) == (1, 0, 0, 1, 4, 0)
 
 
 @pytest.mark.parametrize("scaling", ["sqrt", "linear", "none"])

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +53,12 @@ def test_stage_of_the_steps_around_every_boundary() -> None:
     assert {step: schedule.stage(step).size for step in sizes} == sizes
     assert [schedule.index(step) for step in (99, 100, 350, 999)] == [0, 1, 2, 4]
     for outside in (-1, 1000):
-        with pytest.raises(ValueError, match=rf"step is {outside}; 0 to 999 are allowed"):
+        with pytest.raises(ValueError, match=rf"step is {outside};.* 0 to 999"):
             schedule.stage(outside)
+    assert schedule.index(np.int64(850)) == schedule.index(np.array(850)) == 4
+    for wrong in (1.0, True, "1"):
+        with pytest.raises(ValueError, match=f"step is {wrong!r}.*whole number"):
+            schedule.stage(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,34 +94,34 @@ def test_keep_probability() -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "sentence"),
     [
-        ("12-8", {}, "size falls from 12 to 8; it may only grow"),
-        ("6-13", {}, "size 13 is out of range; 1 to 12 layers are allowed"),
-        ("0-12", {"fixed": ()}, "size 0 is out of range; 1 to 12 layers are allowed"),
-        ("1-12", {}, r"size 1 is smaller than the fixed set \{1, 12\}; at least 2 is allowed"),
-        ("six", {}, "schedule is 'six'; sizes joined by hyphens are allowed"),
-        ("", {}, "schedule is ''; sizes joined by hyphens"),
-        ("6--12", {}, "schedule is '6--12'; sizes joined by hyphens"),
-        ("6-12-", {}, "schedule is '6-12-'; sizes joined by hyphens"),
-        ("6-12", {"steps": 1}, "a stage of size 12 would be empty"),
-        ("6-12", {"steps": 0}, "steps is 0; a whole number from 1 on is allowed"),
-        ("6-12", {"layers": 0}, "layers is 0; a whole number from 1 on is allowed"),
-        ("6-12", {"average": 13}, "average is 13; a number from 1 to 12 is allowed"),
-        ("6-12", {"average": 12}, "average 12 over 1000 steps would leave a stage empty"),
-        ("6-12", {"average": 6}, "average 6 over 1000 steps would leave a stage empty"),
-        ("12-12", {"average": 9}, "average is 9; only 12 is possible"),
-        ("6-12", {"average": float("nan")}, "average is nan; a number from 1 to 12 is allowed"),
-        ("6-12", {"lengths": "linear"}, "lengths is 'linear'; allowed: equal, proportional"),
+        ("12-8", {}, "schedule 12-8.* 12 to 8"),
+        ("6-13", {}, "size 13 .* 1 to 12"),
+        ("0-12", {"fixed": ()}, "size 0 .* 1 to 12"),
+        ("1-12", {}, r"size 1 .*\{1, 12\}.* 2 "),
+        ("six", {}, "schedule is 'six'.*hyphens"),
+        ("", {}, "schedule is ''.*hyphens"),
+        ("6--12", {}, "schedule is '6--12'.*hyphens"),
+        ("6-12-", {}, "schedule is '6-12-'.*hyphens"),
+        ("6-12", {"steps": 1}, "stage of size 12 .*empty"),
+        ("6-12", {"steps": 0}, "steps is 0.* 1 "),
+        ("6-12", {"layers": 0}, "layers is 0.* 1 "),
+        ("6-12", {"average": 13}, "average is 13.* 1 to 12"),
+        ("6-12", {"average": 12}, "average 12 .*1000 steps.*empty"),
+        ("6-12", {"average": 6}, "average 6 .*1000 steps.*empty"),
+        ("12-12", {"average": 9}, "average is 9.* 12 "),
+        ("6-12", {"average": float("nan")}, "average is nan.* 1 to 12"),
+        ("6-12", {"lengths": "linear"}, "lengths is 'linear'.*equal.*proportional"),
         (
             "6-12",
             {"full_start": 500},
-            "full_start is 500, which leaves no step of the last stage; less than 500",
+            "full_start is 500.* 500 .*1003",
         ),
-        ("6-12", {"full_start": -1}, "full_start is -1; a whole number from 0 on is allowed"),
-        ("6-12", {"fixed": (13,)}, "fixed has layer 13; 1 to 12, or -1 to -12, are allowed"),
-        ("6-12", {"fixed": (0,)}, "fixed has layer 0; 1 to 12"),
-        ("6-12", {"fixed": ((1,), (1,), (1,))}, "one set of layers, or one set for each of 2 stages"),
-        ("6-12", {"fixed": ((1, 2), (1,))}, r"the fixed set \{1, 2\} loses a layer in the next stage \{1\}"),
-        ("6-6-12", {"fixed": ((1,), (1, 2), (1, 2))}, "falls from 0.455 to 0.4; it may only rise"),
+        ("6-12", {"full_start": -1}, "full_start is -1.* 0 "),
+        ("6-12", {"fixed": (13,)}, "fixed has layer 13.* 1 to 12.*-1 to -12"),
+        ("6-12", {"fixed": (0,)}, "fixed has layer 0.* 1 to 12"),
+        ("6-12", {"fixed": ((1,), (1,), (1,))}, "fixed is .* 2 stages"),
+        ("6-12", {"fixed": ((1, 2), (1,))}, r"fixed set \{1, 2\}.* \{1\}"),
+        ("6-6-12", {"fixed": ((1,), (1, 2), (1, 2))}, "0.455 to 0.4"),
     ],
 )
 def test_impossible_schedules_are_refused(text: str, settings: dict[str, Any], sentence: str) -> None:

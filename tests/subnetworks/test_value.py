@@ -35,15 +35,15 @@ def test_it_is_frozen() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="a scale is nan; finite numbers from 0 on"):
+    with pytest.raises(ValueError, match=r"scale is nan.* 0 "):
         Subnetwork((1.0, float("nan")))
-    with pytest.raises(ValueError, match=r"a scale is -1.0"):
+    with pytest.raises(ValueError, match=r"scale is -1\.0"):
         Subnetwork((-1.0,))
-    with pytest.raises(ValueError, match="heads has 1 entries for 2 layers"):
+    with pytest.raises(ValueError, match=r"heads has 1 .*2 layers"):
         Subnetwork((1.0, 1.0), heads=((0,),))
-    with pytest.raises(ValueError, match=r"parts of layer 1 is \(\); at least one"):
+    with pytest.raises(ValueError, match=r"parts of layer 1 is \(\)"):
         Subnetwork((1.0, 1.0), parts=((0,), ()))
     with pytest.raises(ValueError, match=r"heads of layer 0 is \(1, 0\)"):
         Subnetwork((1.0,), heads=((1, 0),))
-    with pytest.raises(ValueError, match="shape: layers is 0; a whole number from 1 on"):
+    with pytest.raises(ValueError, match=r"layers is 0.* 1 "):
         Shape(0)

@@ -1,8 +1,8 @@
 """The first reading: checks every record, counts the documents, and takes the tokenizer's sample.
 
 A document is held out when the first half of its hash is low, so adding documents moves none of the others to
-the other side. Where a domain would be left without a held-out or without a training document, the one with
-its lowest or highest hash changes sides, in whichever domain it turns up.
+the other side. Where a domain would have no held-out or no training document, the one with its lowest or highest
+hash changes sides; so do its copies in other domains.
 """
 
 import heapq
@@ -115,10 +115,12 @@ def sides_of(counts: Sequence[Count], limit: int) -> Sides:
 
 
 def _too_few(name: str, count: Count) -> str:
-    found = f"{count.documents} with text" if count.documents < 2 else f"{count.documents} with the same text"
-    broken = f" beside {count.broken} broken ones ({count.problem})" if count.broken else ""
+    broken = f" ({count.broken} broken, the first of them: {count.problem})" if count.broken else ""
+    if not count.documents:
+        return f"domain {name} has no document with text{broken}."
+    what = f"{count.documents} documents, all with the same text" if count.documents > 1 else "only one document"
     return (
-        f"domain {name}: documents: {found} were found{broken}; at least 2 that differ are needed, "
-        "one to train on and one to hold out (a text file is one document: split it, give jsonl, or name text to hold "
-        "out with --valid)"
+        f"domain {name} has {what}{broken}. At least two different ones are needed, one to train on and one to hold "
+        "out. Give more text; or --documents line, which makes each line of a text file a document; or text to hold "
+        "out with --valid."
     )

@@ -1,4 +1,4 @@
-"""Compressed files as streams of bytes, and the packages that not everybody needs."""
+"""Compressed files as streams of bytes, and optional packages."""
 
 import gzip
 import io

@@ -1,23 +1,31 @@
 """What a person sees of a preparation: a bar while it runs, a table when it is done."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
 from raptr.data.encoding import Progress
 from raptr.data.preparation import Report
 from raptr.data.store import SPLITS, TokenStore
+from raptr.data.workfolder import work_folder
 
 NAMES = {"reading": "checking the text", "training": "training the tokenizer", "encoding": "writing tokens"}
+DOCUMENTS_HELP = "What of a text file is one document. [default: the file; where it is the only one: a paragraph]"
+SHORTEST = 8  # tokens that a sequence must have
 
 
 @contextmanager
-def preparation_bar(console: Console) -> Iterator[Report]:
-    """A bar over the bytes of each stage, as a callback for `prepare_corpus`."""
+def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
+    """A bar over the bytes of each stage, as a callback for `prepare_corpus`; Ctrl-C ends the program with a sentence.
+
+    The exit code is 3 where the same command goes on, and 130 where nothing was saved.
+    """
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=16),
@@ -26,18 +34,23 @@ def preparation_bar(console: Console) -> Iterator[Report]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=console) as bars:
-        tasks = {}
+    tasks: dict[str, TaskID] = {}
 
-        def show(progress: Progress) -> None:
-            if progress.stage not in tasks:
-                tasks[progress.stage] = bars.add_task(NAMES[progress.stage], total=progress.total, counts="")
-            counts = f"{progress.documents:,} documents"
-            if progress.tokens:
-                counts = f"{progress.tokens / 1e6:.1f}M tokens, {progress.rate / 1e6:.2f}M/s"
-            bars.update(tasks[progress.stage], completed=progress.read, total=progress.total, counts=counts)
+    def show(progress: Progress) -> None:
+        if progress.stage not in tasks:
+            tasks[progress.stage] = bars.add_task(NAMES[progress.stage], total=progress.total, counts="")
+        counts = f"{progress.documents:,} documents"
+        if progress.tokens:
+            counts = f"{progress.tokens / 1e6:.1f}M tokens, {progress.rate / 1e6:.2f}M/s"
+        bars.update(tasks[progress.stage], completed=progress.read, total=progress.total, counts=counts)
 
-        yield show
+    try:
+        with Bars(*columns, console=console) as bars:
+            yield show
+    except KeyboardInterrupt:
+        saved = work_folder(out).exists()
+        console.print(f"stopped; the same command {'goes on where it was' if saved else 'starts over'}")
+        raise SystemExit(3 if saved else 130) from None
 
 
 def preparation_table(store: TokenStore) -> Table:
@@ -58,3 +71,13 @@ def preparation_table(store: TokenStore) -> Table:
         counts = [f"{number:,}" for split in SPLITS for number in (part.count(split), part.total(split))]
         table.add_row(part.name, f"{part.weight:.4g}", *counts, f"{part.duplicates:,}", f"{part.broken:,}")
     return table
+
+
+def next_command(store: TokenStore, recipe: str, length: int) -> str:
+    """The command that trains on what was prepared, in a run of its own; `length` is the recipe's."""
+    command = ["raptr", "pretrain", recipe, "--data", str(store.path), "--run", f"runs/{store.path.resolve().name}"]
+    tokens = store.longest_window()
+    if tokens + 1 >= length:
+        return f"next    {shlex.join(command)}"
+    few = f"A domain has only {tokens} tokens in a row to train on or to hold out; more text or --held-out can help."
+    return few if tokens + 1 < SHORTEST else f"{few}\nnext    {shlex.join([*command, '--length', str(tokens + 1)])}"

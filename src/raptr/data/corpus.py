@@ -3,20 +3,28 @@
 It is text that every machine has, so a first run downloads nothing. Left out are the tests (half of the
 bytes, mostly data), installed packages, and what is generated when Python is built, which differs from
 machine to machine.
+
+Modules are held out, not files: a package lies on one side as a whole. Modules quote each other (licences, notices,
+copied functions), so the held-out text is freed of every line that repeats text of the training side.
 """
 
+import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
+
+from raptr.data.overlap import without_shared
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 # The topics are documents of their own: their file again could put one text on both sides of the split.
 SKIPPED_FILES = frozenset({"pydoc_data/topics.py"})
 # Written when Python is built: folders and compiler flags of one machine.
 BUILD_PREFIXES = ("_sysconfigdata", "config-")
+# The share of modules that is held out. They are chosen by their names, so every version of Python holds out the same.
+HELD_OUT = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,24 @@ def builtin() -> Iterator[Document]:
     for name in sorted(topics):
         yield Document(f"topics/{name}", topics[name])
     yield from python_files(Path(sysconfig.get_path("stdlib")))
+
+
+def split(documents: Iterable[Document]) -> tuple[list[Document], list[Document]]:
+    """The training and the held-out documents, which share no 63 bytes in a row."""
+    train: list[Document] = []
+    valid: list[Document] = []
+    for document in documents:
+        (valid if _held_out(document.name) else train).append(document)
+    texts = without_shared([document.text for document in valid], (document.text for document in train))
+    cut = [replace(document, text=text) for document, text in zip(valid, texts, strict=True)]
+    return train, [document for document in cut if document.text.strip()]
+
+
+def _held_out(name: str) -> bool:
+    kind, _, path = name.partition("/")
+    module = path.split("/")[0].removesuffix(".py").strip("_")  # `_strptime` belongs to `strptime`
+    digest = hashlib.sha256(f"{kind}/{module}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") < HELD_OUT * 2**64
 
 
 def python_files(root: Path) -> Iterator[Document]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raptr.data.compression import COMPRESSED
+from raptr.data.order import CYCLE, quotas
 from raptr.data.reading import LINES, FileInput, HubInput, Input
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -32,28 +33,37 @@ class DomainSource:
     def __post_init__(self) -> None:
         """Refuse what cannot be a domain."""
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"domain is {self.name!r}; a name of letters, digits, '_', '.' and '-' is allowed")
+            raise ValueError(f"domain is {self.name!r}. A name consists of letters, digits, '_', '.' and '-'.")
         if not self.paths or not all(self.paths):
-            raise ValueError(f"domain {self.name}: no path was given; a file, a folder or a pattern is allowed")
+            raise ValueError(f"domain {self.name} has no path. Give a file, a folder or a pattern.")
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
-            raise ValueError(f"domain {self.name}: weight is {self.weight:g}; a finite number above 0 is allowed")
+            raise ValueError(f"domain {self.name}: weight is {self.weight:g}. It must be a finite number above 0.")
 
-    def inputs(self, field: str) -> tuple[Input, ...]:
-        """The files behind all paths, in order, each once."""
-        return self._inputs((*self.paths, *self.valid), field)
+    def inputs(self, field: str, documents: str | None = None) -> tuple[Input, ...]:
+        """The files behind all paths, in order, each once.
 
-    def held_out(self, field: str) -> tuple[Input, ...]:
+        A text file is one document unless `documents` says otherwise. A domain of a single text file could not be
+        split then, so without `documents` that file is cut at blank lines.
+        """
+        inputs = self._inputs((*self.paths, *self.valid), field, documents or "file")
+        if documents is None and len(inputs) == 1:
+            return self._inputs(self.paths, field, "blank-line")
+        return inputs
+
+    def held_out(self, field: str, documents: str | None = None) -> tuple[Input, ...]:
         """The files that are held out."""
-        return self._inputs(self.valid, field)
+        return self._inputs(self.valid, field, documents or "file")
 
-    def _inputs(self, paths: Sequence[str], field: str) -> tuple[Input, ...]:
-        found: dict[str, Input] = {}
+    def _inputs(self, paths: Sequence[str], field: str, documents: str) -> tuple[Input, ...]:
+        inputs: dict[str, Input] = {}
         for path in paths:
             if path.startswith(HUB):
-                found[path] = HubInput(path, field)
-            else:
-                found.update((file, FileInput.of(Path(file), field)) for file in self._files(path))
-        return tuple(found.values())
+                inputs[path] = HubInput(path, field)
+                continue
+            for file in self._files(path):
+                # Two patterns, or a link, may lead to the same file.
+                inputs.setdefault(os.path.realpath(file), FileInput.of(Path(file), field, documents))
+        return tuple(inputs.values())
 
     def request(self, inputs: Sequence[Input]) -> dict[str, Any]:
         """What was asked for, and what the files were at that time."""
@@ -71,61 +81,91 @@ class DomainSource:
     def _files(self, path: str) -> list[str]:
         if os.path.isfile(path):
             return [path]
-        if os.path.isdir(path):
-            if not (found := sorted(_within(path))):
-                raise ValueError(f"domain {self.name}: {path} is a folder without files; at least one is needed")
-            return found
-        matches = sorted(glob.glob(path, recursive=True))
+        matches = [path] if os.path.isdir(path) else sorted(glob.glob(path, recursive=True))
         inside = (sorted(_within(match)) if os.path.isdir(match) else [match] for match in matches)
-        if not (found := [file for files in inside for file in files]):
-            raise ValueError(
-                f"domain {self.name}: {path} is no file and no folder, and as a pattern it matches none; "
-                "NAME=PATH:WEIGHT, NAME=PATH or PATH is allowed"
-            )
-        return found
+        if files := [file for some in inside for file in some if _readable(file)]:
+            return files
+        if os.path.isdir(path):
+            raise ValueError(f"domain {self.name}: the folder {path} holds no files.")
+        raise ValueError(
+            f"domain {self.name}: there is no file or folder {path}, and no file matches it as a pattern. "
+            "--data takes PATH, NAME=PATH or NAME=PATH:WEIGHT."
+        )
 
 
 def parse_domain(text: str) -> DomainSource:
-    """Read `NAME=PATH:WEIGHT`; the name and the weight may be left out."""
+    """Read `NAME=PATH:WEIGHT`; the name and the weight may be left out, and what is a path as it stands is one."""
     name, equals, path = text.partition("=")
-    if not equals or not NAME.fullmatch(name):
+    if not equals or not NAME.fullmatch(name) or os.path.exists(text):
         name, path = "", text
     before, colon, number = path.rpartition(":")
     weight = None
-    if colon and before:
+    if colon and before and not os.path.exists(path):
         try:
             weight, path = float(number), before
         except ValueError:
             weight = None  # then the colon is part of the path
     if not path:
-        raise ValueError(f"domain is {text!r}; NAME=PATH:WEIGHT, NAME=PATH or PATH is allowed")
+        raise ValueError(f"domain is {text!r}. Give PATH, NAME=PATH or NAME=PATH:WEIGHT.")
     return DomainSource(name or _named_after(path), (path,), weight)
 
 
 def checked(domains: Sequence[DomainSource]) -> None:
     """Refuse domains that do not go together."""
     if not domains:
-        raise ValueError("domains: none was given; at least one is needed")
-    names = [domain.name.casefold() for domain in domains]  # some file systems ignore case
+        raise ValueError("No domain was given. At least one is needed.")
+    named: dict[str, DomainSource] = {}
     for domain in domains:
-        if names.count(domain.name.casefold()) > 1:
-            raise ValueError(f"domain {domain.name} was given twice; give each a name of its own: NAME=PATH")
-    lacking = [domain.name for domain in domains if domain.weight is None]
-    if lacking and len(lacking) < len(domains):
-        raise ValueError(f"domain {lacking[0]} has no weight but others have; give weights to all or to none")
+        key = domain.name.casefold()  # some file systems ignore case
+        if other := named.get(key):
+            raise ValueError(
+                f"Two domains have the same name: {other.name} ({', '.join(other.paths)}) and "
+                f"{domain.name} ({', '.join(domain.paths)}). Give each a name of its own: NAME=PATH."
+            )
+        named[key] = domain
+    if lacking := [domain.name for domain in domains if domain.weight is None]:
+        if len(lacking) < len(domains):
+            raise ValueError(f"domain {lacking[0]} has no weight but others have. Give weights to all or to none.")
+    else:
+        _check_weights(domains)
     lacking = [domain.name for domain in domains if not domain.valid]
     if lacking and len(lacking) < len(domains):
-        raise ValueError(f"domain {lacking[0]} has no held-out text but others have; name it for all or for none")
+        raise ValueError(f"domain {lacking[0]} has no held-out text but others have. Give it to all or to none.")
+
+
+def check_out(domains: Sequence[DomainSource], out: Path) -> None:
+    """Refuse to write where the domains are read: a second start would read what the first one wrote."""
+    if out.name in ("", ".."):
+        raise ValueError(f"out is {out}. Give the folder by its name.")
+    for domain in domains:
+        for path in (*domain.paths, *domain.valid):
+            if os.path.isdir(path) and out.resolve().is_relative_to(Path(path).resolve()):
+                raise ValueError(f"out is {out}, which lies in {path}, the text of domain {domain.name}. Give another.")
+
+
+def _check_weights(domains: Sequence[DomainSource]) -> None:
+    weights = [domain.weight or 0.0 for domain in domains]
+    if not math.isfinite(CYCLE * sum(weights)):
+        raise ValueError(f"The weights {', '.join(f'{weight:g}' for weight in weights)} are too large to be added.")
+    for domain, quota in zip(domains, quotas(weights), strict=True):
+        if quota == 0:
+            raise ValueError(
+                f"domain {domain.name} has weight {domain.weight:g}, less than one sample in {CYCLE}. "
+                "Give it a larger weight or leave it out."
+            )
 
 
 def with_valid(domains: Sequence[DomainSource], texts: Sequence[str]) -> list[DomainSource]:
     """The domains with held-out text given as `NAME=PATH`, or as `PATH` where there is one domain."""
+    checked(domains)
     named = {domain.name: domain for domain in domains}
     for text in texts:
         given = parse_domain(text)
-        name = domains[0].name if len(domains) == 1 and "=" not in text else given.name
+        if given.weight is not None:
+            raise ValueError(f"valid is {text!r}. Held-out text has no weight; it goes to --data.")
+        name = domains[0].name if len(domains) == 1 and given.paths == (text,) else given.name
         if name not in named:
-            raise ValueError(f"valid is {text!r}; NAME=PATH with one of these names is allowed: {', '.join(named)}")
+            raise ValueError(f"valid is {text!r}. Give NAME=PATH with one of these names: {', '.join(named)}.")
         named[name] = replace(named[name], valid=(*named[name].valid, *given.paths))
     return list(named.values())
 
@@ -143,7 +183,20 @@ def _named_after(path: str) -> str:
 
 
 def _within(folder: str) -> Iterator[str]:
-    """Every file below a folder; hidden ones are not text that somebody meant."""
-    for path, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(path, name) for name in files if not name.startswith("."))
+    """Every file below a folder, behind links too; hidden ones are left out, since nobody means them as text."""
+    entered: set[str] = set()
+    for path, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        real = os.path.realpath(path)
+        folders[:] = [] if real in entered else sorted(name for name in folders if not name.startswith("."))
+        if real not in entered:
+            yield from (os.path.join(path, name) for name in files if not name.startswith("."))
+        entered.add(real)
+
+
+def _readable(file: str) -> bool:
+    """Whether it is a file, or a link to nothing, which is reported when it is read; pipes and sockets are not."""
+    return os.path.isfile(file) or not os.path.exists(file)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -3,9 +3,14 @@
 One thread reads ahead, `workers` threads encode, and the caller's thread writes, always in the order of the
 reading: what is written does not depend on the number of threads. Encoding lets go of Python's lock, so
 threads are enough.
+
+The tokenizer needs more than 100 bytes of memory for each character that it is given, so long documents are
+encoded piece by piece. A piece ends before white space, where byte-level BPE begins a new word in any case: the
+tokens are those of the whole document.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -27,6 +32,11 @@ from raptr.data.writer import ShardWriter
 # Seconds of work that a kill can cost.
 JOURNAL_EVERY = 5.0
 SWITCH = "TOKENIZERS_PARALLELISM"
+# Characters of one document that are encoded at once.
+PIECE = 2**16
+# The last place for a cut, and how many characters behind it have to be seen: before a single space, which any kind
+# of tokenizer drops or keeps with the word after it; else before other white space.
+CUTS = ((re.compile(r".*\S(?= \S)", re.DOTALL), 2), (re.compile(r".*\S(?=[ \t\r\n])", re.DOTALL), 1))
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ def _domain(
     journal: Journal,
     meter: "_Meter",
 ) -> Journal:
-    """Write the rest of the domain at work."""
+    """Write what is left of the current domain."""
     index = journal.position.domain
     name = request.names[index]
     left_out = np.array(journal.left_out)
@@ -102,10 +112,13 @@ def _domain(
     part = Part(name, 1.0, done["train"], done["valid"], *left_out.tolist())
     found = part.count("train") + part.count("valid")
     if found != (expected := journal.documents[index]):
-        raise ValueError(f"domain {name}: expected the same {expected} documents on the second reading, found {found}")
+        raise ValueError(
+            f"domain {name} had {expected} documents on the first reading and {found} on the second. Start again when "
+            "nothing changes its files."
+        )
     for split, side in (("train", "training"), ("valid", "held-out")):
         if not done[split]:
-            raise ValueError(f"domain {name}: found no {side} document; give it more text, or another held_out")
+            raise ValueError(f"domain {name} has no {side} document. Give it more text, or another --held-out.")
     journal = replace(
         journal,
         parts=(*journal.parts, part),
@@ -129,29 +142,43 @@ class Encoder:
     dtype: np.dtype[Any]
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """The chunk's tokens, which is then rid of its texts."""
-        sep = self.tokenizer.token_to_id("[SEP]")
-        # The fast variant gives the same ids and leaves out the offsets into the text.
-        encodings = self.tokenizer.encode_batch_fast(chunk.texts, add_special_tokens=False)
+        """The chunk's tokens; its texts are dropped to free their memory."""
+        sep = np.array([self.tokenizer.token_to_id("[SEP]")], self.dtype)
+        short = [text for text in chunk.texts if len(text) <= PIECE]
+        whole = iter(self._ids(short))
+        found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
+        for text, digest in zip(chunk.texts, chunk.digests, strict=True):
+            parts = [next(whole)] if len(text) <= PIECE else [self._ids([piece])[0] for piece in pieces(text)]
+            found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, sep])
         chunk.texts.clear()
-        held_out = [self.sides.holds_out(digest) for digest in chunk.digests]
         result: Encoded = {}
-        for split in SPLITS:
-            chosen = [one for one, held in zip(encodings, held_out, strict=True) if held == (split == "valid")]
-            lengths = np.fromiter((len(one) + 1 for one in chosen), np.int64, len(chosen))
-            tokens = np.empty(int(lengths.sum()), self.dtype)
-            end = 0
-            for one, length in zip(chosen, lengths.tolist(), strict=True):
-                tokens[end : end + length - 1] = one.ids
-                end += length
-                tokens[end - 1] = sep
-            result[split] = tokens, lengths
+        for split, documents in found.items():
+            lengths = np.array([sum(map(len, parts)) for parts in documents], np.int64)
+            tokens = [part for parts in documents for part in parts]
+            result[split] = np.concatenate([sep[:0], *tokens]), lengths
         return result
+
+    def _ids(self, texts: list[str]) -> list[Tokens]:
+        # The fast variant gives the same ids and leaves out the offsets into the text.
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, self.dtype) for one in encodings]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces of at most PIECE characters, cut before white space where there is any."""
+    start = 0
+    while len(text) - start > PIECE:
+        limit = start + PIECE
+        matches = (cut.match(text, start, limit + seen) for cut, seen in CUTS)
+        end = next((match.end() for match in matches if match), limit)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Each call of the tokenizer stays in its thread: as many calls as workers run at a time."""
+    """Turn off the tokenizer's own threads: each worker is one already."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "false"
     try:
@@ -164,7 +191,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 class _Meter:
-    """Tells the caller how far the encoding is."""
+    """Reports the progress of the encoding."""
 
     def __init__(self, total: int, progress: Callable[[Progress], None], journal: Journal) -> None:
         self._total, self._progress, self._started = total, progress, time.monotonic()

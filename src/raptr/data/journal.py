@@ -1,6 +1,6 @@
-"""The journal of a preparation: how far it is, so that one that was killed goes on where it was.
+"""The journal of a preparation: how far it has come, so that a killed one goes on from there.
 
-It is a small file in the work folder, replaced as a whole after everything that it speaks of is on the disk.
+It is a small file in the work folder, replaced atomically after everything that it lists is on disk.
 What was written after it is cut off or overwritten, with the same bytes, since everything is a function of
 the request. It begins when the first reading is done and the tokenizer is there.
 """

@@ -24,19 +24,22 @@ from pathlib import Path
 import tokenizers
 
 from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
-from raptr.data.corpus import Document, builtin
-from raptr.data.domains import DomainSource
+from raptr.data.corpus import Document, builtin, split
+from raptr.data.domains import DomainSource, check_out
 from raptr.data.encoding import Progress, encode
 from raptr.data.journal import Journal
+from raptr.data.order import CYCLE, quotas
 from raptr.data.reading import DocumentsInput
 from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
 from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store, sha256_of
 from raptr.data.stream import BEGINNING, Chunk
 from raptr.data.tokenizer import existing, load, train, vocabulary_of
-from raptr.data.workfolder import alone, clear, resume, reuse
+from raptr.data.workfolder import alone, clear, naming, resume, reuse, work_folder
 from raptr.data.writer import sync_folder, write_text
 
 VOCABULARY = 30_000
+# Part of the built-in corpus's folder name: raised when its documents or their split change.
+SPLIT = 2
 
 Documents = Callable[[], Iterable[Document]]
 Report = Callable[[Progress], None]
@@ -45,7 +48,8 @@ Say = Callable[[str], None]
 
 def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = None) -> TokenStore:
     """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
-    target = folder / f"builtin-python{platform.python_version()}-vocabulary{vocabulary}-format{FORMAT}"
+    name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}"
+    target = folder / name
     if target.exists():
         try:
             store = open_store(target)
@@ -55,7 +59,8 @@ def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = Non
             shutil.rmtree(target)
         else:
             return store
-    return prepare(target, builtin, vocabulary, domain="builtin", progress=progress)
+    train, valid = split(builtin())
+    return prepare(target, lambda: train, vocabulary, valid=lambda: valid, domain="builtin", progress=progress)
 
 
 def prepare(
@@ -63,19 +68,22 @@ def prepare(
     documents: Documents,
     vocabulary: int,
     *,
+    valid: Documents | None = None,
     domain: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     progress: Report | None = None,
 ) -> TokenStore:
     """Write documents as a new folder of one domain; what a crash leaves is not used again.
 
-    `documents` is called twice and must give the same documents in the same order; empty ones are left out.
+    `documents` and `valid` are called more than once and must give the same documents in the same order; empty ones
+    are left out. `valid` are the held-out documents; without them, documents are held out by their hash.
     A shard holds whole documents: at most `shard_tokens` tokens, or a single document that is longer.
     """
     source = DomainSource(domain, ("documents",), 1.0)
-    request = Request((source,), ((DocumentsInput(documents),),), vocabulary, shard_tokens=shard_tokens)
+    train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
+    request = Request((source,), ((*train, *held_out),), vocabulary, valid=(held_out,), shard_tokens=shard_tokens)
     if folder.exists():
-        raise ValueError(f"{folder} is there already; prepared data goes into a new folder")
+        raise ValueError(f"{folder} exists. Give a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     work.mkdir()
@@ -100,6 +108,7 @@ def prepare_corpus(
     vocabulary: int = VOCABULARY,
     tokenizer: Path | None = None,
     field: str = "text",
+    documents: str | None = None,
     held_out: float = HELD_OUT,
     deduplicate: bool = False,
     skip_broken: bool = False,
@@ -110,19 +119,22 @@ def prepare_corpus(
 ) -> TokenStore:
     """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file.
 
-    `say` is told in a sentence when work is reused, goes on or starts over. `deduplicate` drops all but the
-    first of the documents with the same text, and keeps 16 bytes per document in memory for it.
+    `say` is told what the documents are, and when work is reused, goes on or starts over. `documents` says what of
+    a text file is a document: see `DomainSource.inputs`. `deduplicate` drops all but the first of the documents with
+    the same text, and keeps 16 bytes per document in memory for it.
     """
     say = say or _silent
+    check_out(domains, out)
     if tokenizer is not None and tokenizer.is_dir():
         tokenizer = tokenizer / TOKENIZER
     request = Request(
         domains=tuple(domains),
-        inputs=tuple(domain.inputs(field) for domain in domains),
-        valid=tuple(domain.held_out(field) for domain in domains),
+        inputs=tuple(domain.inputs(field, documents) for domain in domains),
+        valid=tuple(domain.held_out(field, documents) for domain in domains),
         vocabulary=vocabulary,
         tokenizer=tokenizer,
         field=field,
+        documents=documents,
         held_out=held_out,
         deduplicate=deduplicate,
         skip_broken=skip_broken,
@@ -132,8 +144,8 @@ def prepare_corpus(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return reuse(out, request.facts(), say)
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = out.with_name(f"{out.name}.partial")
-    with alone(work):
+    work = work_folder(out)
+    with alone(work), naming(work):
         try:
             journal = resume(work, request.facts(), say)
             if not (work / MANIFEST).exists():
@@ -157,8 +169,12 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     dtype = dtype_for(facts.size)
     journal = encode(work, tokenizer, DTYPES[dtype], request, journal, progress)
     trained = [part.total("train") for part in journal.parts]
-    # Without weights, a mixture takes from each domain as much as there is of it.
     weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
+    for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
+        # Without weights, a mixture takes from each domain as much as there is of it, but at least one sample.
+        if quota == 0:
+            say(f"domain {name} has {weights[i]:.2%} of the tokens; it gets the smallest weight that works, 1/{CYCLE}")
+            weights[i] = 1 / CYCLE
     manifest = Manifest(
         vocabulary=facts.size,
         dtype=dtype,
@@ -179,7 +195,9 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
     facts = request.facts()
     sample = Sample()
     counts = take_census(request.names, request.chunks(BEGINNING), None if request.tokenizer else sample, read)
-    for name, count in zip(request.names, counts, strict=True):
+    for name, count, inputs in zip(request.names, counts, request.inputs, strict=True):
+        units = " or ".join(dict.fromkeys(one.unit for one in inputs))
+        say(f"domain {name}: {count.documents:,} documents, one per {units}")
         if count.broken:
             say(f"domain {name}: {count.broken} broken, the first of them: {count.problem}")
     sides = sides_of(counts, request.limit)

@@ -1,10 +1,10 @@
 """Inputs: files, streamed datasets and documents in memory, read record by record.
 
-A record is a line of a `.jsonl` file (also `.json`, `.ndjson`), a row of a `.parquet` file or of a dataset, or a
-whole file of any other kind of text. Files may be compressed: `.gz`, `.xz`, `.zst`. A record that cannot be
-read is given as a problem, a sentence with file and line; the caller decides whether it stops there. Nothing
-but the current record is held in memory (of a parquet file: the current row group), and record n can be
-reached again without parsing those before it.
+A record is a line of a `.jsonl` file (also `.json`, `.ndjson`) or a row of a `.parquet` file or of a dataset. Any
+other file is plain text: one record, or one for each line or each paragraph, as is asked for. Files may be
+compressed: `.gz`, `.xz`, `.zst`. A record that cannot be read is given as a problem, a sentence with file and line;
+the caller decides whether it stops there. Nothing but the current record is held in memory (of a parquet file: the
+current row group), and record n can be reached again without parsing those before it.
 """
 
 import json
@@ -15,16 +15,22 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, final
+from typing import BinaryIO, Literal, NamedTuple, Protocol, final
 
 from raptr.data.compression import COMPRESSED, decompressed, extra
 from raptr.data.corpus import Document
 
 LINES = (".jsonl", ".ndjson", ".json")
-# A longer document would take gigabytes to encode.
+# A document is held in memory as a whole.
 LONGEST = 2**26
 ROWS = 256
 NEWLINE = b"\n"
+# Whole numbers become floats: they are not used, and Python refuses those of thousands of digits.
+JSON = json.JSONDecoder(parse_int=float)
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+# What a document of plain text can be, and what it is called.
+DOCUMENTS = {"file": "text file", "blank-line": "paragraph", "line": "line of text"}
 
 
 class Record(NamedTuple):
@@ -42,6 +48,10 @@ class Input(Protocol):
     def size(self) -> int:
         """Bytes to be read, as far as they are known."""
 
+    @property
+    def unit(self) -> str:
+        """What one document of it is, in words."""
+
     def identity(self) -> str:
         """What tells this input, and its content, from others."""
 
@@ -52,21 +62,28 @@ class Input(Protocol):
 @final
 @dataclass(frozen=True)
 class FileInput:
-    """A file: lines of JSON, a parquet table, or a text as a whole."""
+    """A file: lines of JSON, a parquet table, or text, whose `documents` are the file, its paragraphs or its lines."""
 
     path: Path
     size: int
     modified: int
     field: str
+    documents: str = "file"
 
     @classmethod
-    def of(cls, path: Path, field: str) -> "FileInput":
+    def of(cls, path: Path, field: str, documents: str = "file") -> "FileInput":
         """The file as it is now; one that cannot be looked at is reported when it is read."""
         try:
             facts = path.stat()
         except OSError:
-            return cls(path, 0, 0, field)
-        return cls(path, facts.st_size, facts.st_mtime_ns, field)
+            return cls(path, 0, 0, field, documents)
+        return cls(path, facts.st_size, facts.st_mtime_ns, field, documents)
+
+    @property
+    def unit(self) -> str:
+        """What one document of it is."""
+        kind, _ = self._kinds()
+        return {"table": "row", "json": "line of JSON", "text": DOCUMENTS[self.documents]}[kind]
 
     def identity(self) -> str:
         """Path, size and time of the last change."""
@@ -74,11 +91,8 @@ class FileInput:
 
     def records(self, start: int) -> Iterator[Record]:
         """The records from number `start` on; a file that cannot be opened is one problem."""
-        name = self.path.name.lower()
-        inner, compression = os.path.splitext(name)
-        if compression not in COMPRESSED:
-            inner, compression = name, ""
-        if name.endswith(".parquet"):
+        kind, compression = self._kinds()
+        if kind == "table":
             yield from self._table(start)
             return
         try:
@@ -88,59 +102,102 @@ class FileInput:
             return
         with raw:
             stream = decompressed(raw, compression, self.path)
-            yield from self._lines(stream, raw, start) if inner.endswith(LINES) else self._whole(stream, start)
+            if kind == "json":
+                yield from self._lines(stream, raw, start)
+            elif self.documents == "file":
+                yield from islice(self._whole(stream), start, None)
+            else:
+                yield from islice(self._passages(stream, raw), start, None)
 
-    def _whole(self, stream: BinaryIO, start: int) -> Iterator[Record]:
-        if start:
-            return
+    def _kinds(self) -> tuple[Literal["table", "json", "text"], str]:
+        """What the file is by its name, and the ending of its compression."""
+        name = self.path.name.lower()
+        if name.endswith(".parquet"):
+            return "table", ""
+        inner, compression = os.path.splitext(name)
+        if compression not in COMPRESSED:
+            inner, compression = name, ""
+        return ("json" if inner.endswith(LINES) else "text"), compression
+
+    def _whole(self, stream: BinaryIO) -> Iterator[Record]:
         try:
             data = stream.read(LONGEST + 1)
         except Exception as error:
             yield self._broken("", "a whole file", f"a damaged one ({_damage(error)})")
             return
         if len(data) > LONGEST:
-            yield self._broken("", f"a document of at most {LONGEST} bytes", "more; split it into several")
-            return
+            yield self._broken(
+                "", f"a document of at most {LONGEST} bytes", "more; --documents blank-line makes each paragraph one"
+            )
+        else:
+            yield self._decoded(data, 1, self.size)
+
+    def _passages(self, stream: BinaryIO, raw: BinaryIO) -> Iterator[Record]:
+        """The paragraphs, which blank lines separate, or the lines that are not blank."""
+        passage, first = bytearray(), 1
+        for number, line, problem in self._raw_lines(stream):
+            passage += line
+            if self.documents == "line" or problem or line.isspace() or len(passage) > LONGEST:
+                if passage and not passage.isspace():
+                    yield self._decoded(bytes(passage), first, raw.tell())
+                passage, first = bytearray(), number + 1
+            if problem:
+                yield self._broken(f", line {number}", *problem)._replace(position=raw.tell())
+        if passage:
+            yield self._decoded(bytes(passage), first, raw.tell())
+
+    def _decoded(self, data: bytes, first: int, position: int) -> Record:
+        """Text that begins in line `first`; whatever is not text is a problem."""
         try:
-            yield Record(data.decode("utf-8-sig"), "", self.size)
+            text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            yield self._broken(f", line {data.count(NEWLINE, 0, error.start) + 1}", "UTF-8", _byte(error))
+            return self._broken(f", line {first + data.count(NEWLINE, 0, error.start)}", "UTF-8", _byte(error))
+        if "\0" in text:
+            line = first + text.count("\n", 0, text.index("\0"))
+            return self._broken(f", line {line}", "text", "a zero byte, as in binary files and in UTF-16")
+        return Record(text if self.documents == "file" else text.rstrip("\r\n"), "", position)
 
     def _lines(self, stream: BinaryIO, raw: BinaryIO, start: int) -> Iterator[Record]:
+        for number, line, problem in self._raw_lines(stream):
+            if number > start:
+                text, expected, found = ("", *problem) if problem else self._parsed(line)
+                broken = self._broken(f", line {number}", expected, found).problem if expected else ""
+                yield Record(text, broken, raw.tell())
+
+    def _raw_lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes, tuple[str, str] | None]]:
+        """The lines with their numbers, or else what was expected and what was found."""
         number = 0
         while True:
+            number += 1
             try:
                 line = stream.readline(LONGEST + 1)
                 longer = len(line) > LONGEST and not line.endswith(NEWLINE)
                 while longer and (rest := stream.readline(LONGEST)):
                     longer = not rest.endswith(NEWLINE)
             except Exception as error:
-                if number >= start:
-                    yield self._broken(f", line {number + 1}", "a whole file", f"a damaged one ({_damage(error)})")
+                yield number, b"", ("a whole file", f"a damaged one ({_damage(error)})")
                 return
             if not line:
                 return
-            number += 1
-            if number > start:
-                text, expected, found = self._parsed(line)
-                broken = self._broken(f", line {number}", expected, found).problem if expected else ""
-                yield Record(text, broken, raw.tell())
+            if len(line) > LONGEST:
+                yield number, b"", (f"a line of at most {LONGEST} bytes", "a longer one")
+            else:
+                yield number, line, None
 
     def _parsed(self, line: bytes) -> tuple[str, str, str]:
         """The text of a line of JSON; or else what was expected and what was found."""
-        if len(line) > LONGEST:
-            return "", f"a line of at most {LONGEST} bytes", "a longer one"
         if line.isspace():
             return "", "", ""
         try:
-            value = json.loads(line.rstrip(NEWLINE).decode("utf-8-sig"))
+            value = JSON.decode(line.rstrip(NEWLINE).decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             return "", "UTF-8", _byte(error)
-        except (ValueError, RecursionError) as error:
-            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            return "", "JSON", f"text that is not ({reason})"
+        except json.JSONDecodeError as error:
+            return "", "one JSON object per line", f"text that is none ({error.msg}, column {error.colno})"
+        except RecursionError:
+            return "", "a JSON object", "brackets nested too deep to be read"
         if not isinstance(value, dict):
-            return "", f"an object with the field {self.field!r}", _kind(value)
+            return "", f"one JSON object per line, with the field {self.field!r}", _kind(value)
         if self.field not in value:
             return "", f"the field {self.field!r}", f"{', '.join(map(repr, value)) or 'no field'}"
         return _string(value[self.field], self.field)
@@ -186,13 +243,14 @@ class HubInput:
     name: str
     field: str
     size: int = 0
+    unit: str = "row"
 
     def identity(self) -> str:
-        """The name alone: whether the dataset has changed cannot be seen from here."""
+        """The name alone: nothing tells whether the dataset has changed."""
         return self.name
 
     def records(self, start: int) -> Iterator[Record]:
-        """The rows from number `start` on; what the network does wrong is an error, never a skipped row."""
+        """The rows from number `start` on; an error of the network stops, whatever `skip_broken` says."""
         datasets = extra("datasets", "datasets", self.name)
         path, config, split, *rest = [*self.name.removeprefix("hf:").split(":"), "", ""]
         if not path or any(rest):
@@ -217,9 +275,10 @@ class DocumentsInput:
 
     documents: Callable[[], Iterable[Document]]
     size: int = 0
+    unit: str = "document"
 
     def identity(self) -> str:
-        """Nothing: what a function will give cannot be known before."""
+        """Empty: the documents are not known before they are read."""
         return ""
 
     def records(self, start: int) -> Iterator[Record]:
@@ -247,11 +306,13 @@ def _kind(value: object) -> str:
 
 
 def _byte(error: UnicodeDecodeError) -> str:
+    if error.object.startswith(UTF16):
+        return "UTF-16; convert the file, for example with iconv -f UTF-16 -t UTF-8"
     return f"the byte 0x{error.object[error.start]:02x} ({error.reason})"
 
 
 def _damage(error: Exception) -> str:
-    """What went wrong, in one line; whatever is no damage to a file is a mistake here and goes on up."""
+    """What is wrong with the file, in one line; an error that is not about the file is a bug and is raised again."""
     if not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
         raise error
     return " ".join(str(error).split()) or type(error).__name__

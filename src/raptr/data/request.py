@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.data.domains import DomainSource, checked
-from raptr.data.reading import Input
+from raptr.data.reading import DOCUMENTS, Input
 from raptr.data.store import FORMAT, sha256_of
 from raptr.data.stream import Chunk, Position, ahead, chunks
 from raptr.data.tokenizer import checked_size, existing
@@ -29,6 +29,7 @@ class Request:
     valid: tuple[tuple[Input, ...], ...] = ()
     tokenizer: Path | None = None
     field: str = "text"
+    documents: str | None = None
     held_out: float = HELD_OUT
     deduplicate: bool = False
     skip_broken: bool = False
@@ -39,11 +40,13 @@ class Request:
         """Refuse what cannot be done before any text is read."""
         checked(self.domains)
         if self.shard_tokens < 1:
-            raise ValueError(f"shard_tokens is {self.shard_tokens}; a shard must hold at least one token")
+            raise ValueError(f"shard_tokens is {self.shard_tokens}. A shard must hold at least one token.")
         if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers is {self.workers}; at least one is needed")
+            raise ValueError(f"workers is {self.workers}. At least one is needed.")
         if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}; a fraction between 0 and 1 is allowed")
+            raise ValueError(f"held_out is {self.held_out}. It must be a fraction between 0 and 1.")
+        if self.documents not in (None, *DOCUMENTS):
+            raise ValueError(f"documents is {self.documents!r}. Use one of: {', '.join(DOCUMENTS)}.")
         if self.tokenizer is None:
             checked_size(self.vocabulary)
         else:
@@ -85,6 +88,7 @@ class Request:
             "vocabulary": self.vocabulary if self.tokenizer is None else None,
             "tokenizer": None if self.tokenizer is None else sha256_of(self.tokenizer),
             "field": self.field,
+            "documents": self.documents,
             "held_out": self.held_out,
             "deduplicate": self.deduplicate,
             "skip_broken": self.skip_broken,

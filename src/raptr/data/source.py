@@ -36,8 +36,8 @@ class TrainData:
         for domain, quota in zip(store.domains, self._quotas, strict=True):
             if quota == 0:
                 raise ValueError(
-                    f"domain {domain.name} has weight {domain.weight:g}, less than one sample in {CYCLE}; "
-                    "a larger weight is needed, or no such domain"
+                    f"domain {domain.name} has weight {domain.weight:g}, less than one sample in {CYCLE}. "
+                    "Prepare the data with a larger weight, or without it."
                 )
         self.samples = self._windows.counts
 
@@ -59,7 +59,7 @@ class TrainData:
 class EvalData:
     """At most `count` windows of the held-out split, spread evenly over each domain's, masked alike for any seed.
 
-    Every domain has its share by weight, and at least one window.
+    Every domain has its share by weight, and at least one window; one with too little text has fewer than its share.
     """
 
     def __init__(self, store: TokenStore, length: int, count: int, *, isolate: bool = False) -> None:
@@ -68,6 +68,7 @@ class EvalData:
         self._windows = _Windows(store, "valid", length, isolate)
         self.domains = tuple(domain.name for domain in store.domains)
         total = sum(domain.weight for domain in store.domains)
+        self.shares = {domain.name: domain.weight / total for domain in store.domains}
         self._indices: list[Uint64s] = []
         for domain, available in zip(store.domains, self._windows.counts, strict=True):
             wanted = min(available, max(1, round(count * domain.weight / total)))

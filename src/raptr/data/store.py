@@ -112,7 +112,7 @@ class Manifest:
             if part.name == domain:
                 return part
         names = ", ".join(part.name for part in self.domains)
-        raise ValueError(f"domain is {domain!r}; the prepared data has {names}")
+        raise ValueError(f"domain is {domain!r}. The prepared data has {names}.")
 
     def shards(self) -> tuple[Shard, ...]:
         """Every shard of every domain and split."""
@@ -156,6 +156,11 @@ class TokenStore:
     def summary(self) -> tuple[Part, ...]:
         """What was prepared of each domain: documents, tokens, and what was left out."""
         return self.manifest.domains
+
+    def longest_window(self) -> int:
+        """Tokens in a row that every split of every domain has."""
+        splits = (part.shards(split) for part in self.manifest.domains for split in SPLITS)
+        return min(max(shard.tokens for shard in shards) for shards in splits)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
@@ -211,7 +216,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     if not path.is_file():
-        raise _damaged(path, "a folder of prepared tokens", "no such file")
+        raise ValueError(f"{path.parent} holds no prepared data: there is no {path}. Make it with raptr prepare.")
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

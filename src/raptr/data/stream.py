@@ -1,4 +1,4 @@
-"""Documents in chunks: read in order, hashed, and without duplicates where that is asked for.
+"""Documents in chunks: read in order, hashed, and without duplicates if asked.
 
 A document's identity is the hash of its text. Its first eight bytes decide whether the document is held out,
 so that copies of a text always lie on the same side; the next eight decide whether it is in the tokenizer's
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raptr.data.reading import Input
 
-# Characters encoded at once: enough to make a thread's turn worth while, little enough to be nothing in memory.
+# Characters per chunk: enough work for a thread, too little to matter in memory.
 CHUNK = 2**18
 DOCUMENTS = 4096
 DIGEST = 16

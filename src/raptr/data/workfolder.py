@@ -1,4 +1,4 @@
-"""The folder in which a preparation works: one process at a time, and nothing in it that is not ours."""
+"""The folder in which a preparation works: one process at a time, and only files that raptr wrote."""
 
 import errno
 import os
@@ -17,6 +17,24 @@ from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
 OURS = (".tokens", ".documents", ".new")
 
 
+def work_folder(out: Path) -> Path:
+    """Where the folder `out` is made."""
+    return out.with_name(f"{out.name}.partial")
+
+
+@contextmanager
+def naming(work: Path) -> Iterator[None]:
+    """Give an error in writing, such as a full disk, the folder's name and what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        hint = ". Free some space and give the same command again: it goes on where it was"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OSError(error.errno, f"{error.strerror or error}{hint * full}", str(work)) from error
+
+
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
     """The work folder, made if need be and locked; a process that is killed lets go of it."""
@@ -32,7 +50,7 @@ def alone(work: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ValueError(f"{work} is being written by another process; wait for it, or stop it") from error
+                raise ValueError(f"{work} is being written by another process. Wait for it, or stop it.") from error
             # Some network file systems have no locks: then the user sees to it.
         yield
     finally:
@@ -45,7 +63,7 @@ def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> J
     if not names:
         return None
     if strange := sorted(name for name in names if not _ours(name)):
-        raise ValueError(f"{work} holds {strange[0]}, which is no part of a preparation; give another folder")
+        raise ValueError(f"{work} holds {strange[0]}, which raptr did not write. Give another --out.")
     journal = read_journal(work)
     if MANIFEST in names:
         reason = _finished(work, request)
@@ -66,9 +84,14 @@ def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> J
 
 def reuse(out: Path, request: dict[str, Any], say: Callable[[str], None]) -> TokenStore:
     """The finished folder, when this very request made it."""
+    if not out.is_dir():
+        raise ValueError(f"out is {out}, which is a file. Give a new folder.")
+    if not (out / MANIFEST).is_file():
+        other = min(path.name for path in out.iterdir())
+        raise ValueError(f"out is {out}, which holds other files ({other}). Give a new or an empty folder.")
     store = open_store(out)
     if reason := difference(store.manifest.request, request):
-        raise ValueError(f"{out} is there already, from another request: {reason}; give another folder or remove it")
+        raise ValueError(f"out is {out}, which another request made: {reason}. Give a new folder, or remove this one.")
     say(f"{out}: already prepared")
     return store
 

@@ -1,4 +1,4 @@
-"""Writes the shards of one split, goes on where a journal says it was, and puts files on the disk itself."""
+"""Writes the shards of one split, from where a journal says it stopped, and flushes files to disk."""
 
 import hashlib
 import os
@@ -63,7 +63,7 @@ class ShardWriter:
             tokens, lengths = tokens[size:], lengths[fitting:]
 
     def sync(self) -> Written:
-        """Put what was added on the disk itself and say how much it is."""
+        """Flush what was added to disk and say how much there is."""
         for file in self._files or ():
             flush(file.stream)
         return Written(tuple(self._shards), self._tokens, self._documents)
@@ -114,13 +114,13 @@ class _File:
 
 
 def flush(file: BinaryIO) -> None:
-    """Put a file that is being written on the disk itself."""
+    """Flush a file to disk, past the caches of Python and of the system."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file with this text, whole or not at all, on the disk itself."""
+    """Write a file atomically, and flush it to disk."""
     partial = path.with_name(f".{path.name}.new")
     with partial.open("wb") as file:
         file.write(text.encode())
@@ -130,7 +130,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Put a folder's list of names on the disk itself."""
+    """Flush a folder's list of names to disk."""
     # Windows has no way to sync a folder, and does not need it.
     if os.name == "nt":
         return

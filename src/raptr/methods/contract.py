@@ -4,20 +4,27 @@
     subnetwork(step)     what runs
     growth(old, new)     how the weights and moments of one shape become those of the next
 
-A method never touches the training loop, and the loop names no method. Two more functions describe a method
-to people: `phases()` for plans, promises and reports, and `evaluated(step)`, the model that evaluation
-judges (the full model, or as much of it as there is; scaled by keep probabilities where a method trains without
-scaling). After N steps the model still has the shape of step N - 1: it grows when step N begins.
+A method never touches the training loop, and the loop names no method. `phases()` describes a method to plans,
+promises and reports. After N steps the model still has the shape of step N - 1 (it grows when step N begins), and
+three functions say what is evaluated then:
+
+    evaluated(N)           the full model, or as much of it as there is; scaled by keep probabilities where a method
+                           trains without scaling
+    trained(kept, N)       layers chosen by the caller, with the scales with which training last ran them
+    part(size, draw, N)    a random part of a given size, with the scales with which the method trains it
+
+A step may be any integer, those of NumPy and torch too.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 from raptr.growth.plan import Growth
 from raptr.subnetworks import Schedule, Shape, Stage, Subnetwork
 from raptr.subnetworks.sampling import draw_layers, keep_probabilities
-from raptr.subnetworks.scaling import scales
+from raptr.subnetworks.schedule import checked_step
 
 
 @dataclass(frozen=True)
@@ -53,32 +60,40 @@ class Method(ABC):
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed is {self.seed!r}; a whole number from 0 on is allowed")
 
-    def shape(self, step: int) -> Shape:
+    def shape(self, step: SupportsIndex) -> Shape:
         """The model's shape in step `step`."""
         self.check_step(step)
         return self.target
 
     @abstractmethod
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """What runs in step `step`, forward and backward."""
 
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
         """The stages of training, in order, covering every step."""
 
-    def evaluated(self, step: int) -> Subnetwork:
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers with the scales that they have in step `step`; unscaled unless the method scales."""
+        return Subnetwork(tuple(map(float, kept)))
+
+    def evaluated(self, step: SupportsIndex) -> Subnetwork:
         """The model that is judged after `step` optimizer steps (0 to `steps`)."""
-        if not 0 <= step <= self.steps:
-            raise ValueError(f"step is {step}; 0 to {self.steps} are allowed")
+        self.last_step(step)
         return Subnetwork.full(self.target.layers)
 
-    def part(self, size: int, draw: int, step: int) -> Subnetwork:
-        """A random part of `size` layers, first and last among them, of the model that is judged after `step` steps."""
-        return self.scaled_part(*random_part(self.target.layers, size, draw))
+    def trained(self, kept: Sequence[bool], step: SupportsIndex) -> Subnetwork:
+        """The kept layers after `step` steps, scaled as in the last of them; `kept` has an entry for each layer."""
+        last = self.last_step(step)
+        layers = self.shape(last).layers
+        if len(kept) != layers:
+            raise ValueError(f"kept has {len(kept)} entries; one for each of the {layers} layers is allowed")
+        return self.scaled_layers(kept, last)
 
-    def scaled_part(self, kept: tuple[bool, ...], probabilities: tuple[float, ...]) -> Subnetwork:
-        """The subnetwork of the kept layers; plain unless the method scales what it keeps."""
-        return Subnetwork(scales("none", kept, probabilities))
+    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
+        """A random part of `size` layers, first and last among them, of the model that is judged after `step` steps."""
+        kept, _ = random_part(self.target.layers, size, draw)
+        return self.trained(kept, step)
 
     def growth(self, old: Shape, new: Shape) -> Growth:
         """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
@@ -89,19 +104,24 @@ class Method(ABC):
         common = {field.name for field in fields(Method)}
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
 
-    def phase_index(self, step: int) -> int:
+    def phase_index(self, step: SupportsIndex) -> int:
         """The phase (from 0) that step `step` belongs to."""
-        self.check_step(step)
+        step = self.check_step(step)
         return sum(1 for phase in self.phases()[1:] if phase.start <= step)
 
-    def check_step(self, step: int) -> None:
-        """Refuse a step outside of training."""
-        if not 0 <= step < self.steps:
-            raise ValueError(f"step is {step}; 0 to {self.steps - 1} are allowed")
+    def check_step(self, step: SupportsIndex) -> int:
+        """The step as an `int`; refuses one outside of training."""
+        return checked_step(step, self.steps - 1)
+
+    def last_step(self, step: SupportsIndex) -> int:
+        """The last of the first `step` steps (0 to `steps`); step 0 where there was none yet."""
+        return max(checked_step(step, self.steps) - 1, 0)
 
 
 def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tuple[float, ...]]:
     """Which of `layers` layers a part of `size` has, the first and the last among them, and the keep probabilities."""
+    if type(size) is not int or not 1 <= size <= layers:
+        raise ValueError(f"size is {size!r}; a whole number from 1 to {layers}, the layers there are, is allowed")
     fixed = (1, layers) if size > 1 else ()
     stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
     return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)

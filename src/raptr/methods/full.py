@@ -1,7 +1,7 @@
 """Full training: every layer in every step. The baseline of every comparison."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, SupportsIndex, final
 
 from raptr.methods.contract import Method, Phase
 from raptr.subnetworks import Subnetwork
@@ -14,7 +14,7 @@ class Full(Method):
 
     name: ClassVar[str] = "full"
 
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """Everything runs."""
         self.check_step(step)
         return Subnetwork.full(self.target.layers)

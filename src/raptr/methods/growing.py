@@ -5,9 +5,10 @@ every step. The methods differ in where new layers come from and where they go: 
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 from raptr.growth.plan import Growth, Moments
 from raptr.methods.contract import Method, Phase, check_end, random_part
@@ -65,17 +66,21 @@ class Growing(Method):
             raise ValueError(f"method {self.name} adds layers; it cannot grow from {old} to {new}")
         return self.arranged(old.layers, new.layers)
 
-    def shape(self, step: int) -> Shape:
+    def shape(self, step: SupportsIndex) -> Shape:
         """The full model's shape, with the stage's layers."""
         return replace(self.target, layers=self.stages.stage(step).size)
 
-    def gates(self, step: int) -> tuple[float, ...]:
+    def gates(self, step: SupportsIndex) -> tuple[float, ...]:
         """The scale of each layer that there is in step `step`."""
         return (1.0,) * self.stages.stage(step).size
 
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """Every layer that there is."""
         return Subnetwork(self.gates(step))
+
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers under their gates."""
+        return Subnetwork(tuple(gate if runs else 0.0 for gate, runs in zip(self.gates(step), kept, strict=True)))
 
     def keep(self, stage: int) -> tuple[float, ...]:
         """The share of a stage's steps in which each layer runs."""
@@ -88,14 +93,13 @@ class Growing(Method):
             for number, stage in enumerate(self.stages.stages)
         )
 
-    def evaluated(self, step: int) -> Subnetwork:
+    def evaluated(self, step: SupportsIndex) -> Subnetwork:
         """The model as it was trained last, before it grows for step `step`."""
-        super().evaluated(step)
-        return self.subnetwork(max(step - 1, 0))
+        return self.subnetwork(self.last_step(step))
 
-    def part(self, size: int, draw: int, step: int) -> Subnetwork:
+    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
         """A random part of the layers that are judged, under their gates."""
         judged = self.evaluated(step)
         kept, _ = random_part(judged.size, size, draw)
         chosen = {layer for layer, runs in zip(judged.kept, kept, strict=True) if runs}
-        return Subnetwork(tuple(scale if layer in chosen else 0.0 for layer, scale in enumerate(judged.scales)))
+        return self.trained([layer in chosen for layer in range(judged.layers)], step)

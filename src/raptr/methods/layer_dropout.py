@@ -8,9 +8,10 @@ divided by its keep probability. `average` sets `drop` so that this fraction of 
 Deviation: one draw for the whole batch, where the paper draws for each sequence; only a whole layer saves time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import ClassVar, SupportsIndex, final
 
 from raptr.methods.contract import Method, Phase, check_unit
 from raptr.methods.stochastic_depth import Profile
@@ -74,16 +75,20 @@ class LayerDropout(Method):
         falling = (self.recovery_start + 1) / 2 if self.recovery_start else 0.0
         return falling / self.steps * sum(self._depths) / self.target.layers
 
-    def keep(self, step: int) -> tuple[float, ...]:
+    def keep(self, step: SupportsIndex) -> tuple[float, ...]:
         """Each layer's keep probability in step `step`."""
-        self.check_step(step)
+        step = self.check_step(step)
         time = max(0.0, 1 - step / self.recovery_start) if self.recovery_start else 0.0
         return tuple(1 - self.initial_drop * depth * time for depth in self._depths)
 
-    def subnetwork(self, step: int) -> Subnetwork:
-        """One coin per layer; a kept layer is divided by its keep probability."""
-        keep = self.keep(step)
-        return Subnetwork(inverse(tossed(keep, self.seed, step), keep), scaled=self.scaled)
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
+        """One coin per layer."""
+        step = self.check_step(step)
+        return self.scaled_layers(tossed(self.keep(step), self.seed, step), step)
+
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers are divided by their keep probability."""
+        return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
         """The falling phase, with its keep probabilities averaged, and the recovery."""

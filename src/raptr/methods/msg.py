@@ -10,7 +10,7 @@ code, a step count of zero, so that Adam's bias correction is right for them.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, SupportsIndex, final
 
 from raptr.growth.plan import Growth, Moments, inserted, stacked
 from raptr.methods.growing import Growing
@@ -56,8 +56,9 @@ class Masked(Growing):
         sizes = [stage.size for stage in self.stages.stages]
         return self.arranged(sizes[stage - 1], sizes[stage]).new if stage else ()
 
-    def gates(self, step: int) -> tuple[float, ...]:
+    def gates(self, step: SupportsIndex) -> tuple[float, ...]:
         """1, but for new layers in the steps after a growth."""
+        step = self.check_step(step)
         number = self.stages.index(step)
         stage, new = self.stages.stages[number], self.new_layers(number)
         gate = min(1.0, (step - stage.start) / self.rising) if self.rising else 1.0

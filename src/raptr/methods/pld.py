@@ -10,9 +10,10 @@ the layers runs on average over the whole training.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, final
+from typing import ClassVar, SupportsIndex, final
 
 from raptr.methods.contract import Method, Phase, check_unit
 from raptr.subnetworks import Subnetwork
@@ -68,9 +69,9 @@ class PLD(Method):
         gamma = self.gamma / self.steps
         return math.exp(-gamma) * math.expm1(-self.gamma) / (math.expm1(-gamma) * self.steps)
 
-    def keep(self, step: int) -> tuple[float, ...]:
+    def keep(self, step: SupportsIndex) -> tuple[float, ...]:
         """Each layer's keep probability in step `step` (from 0)."""
-        self.check_step(step)
+        step = self.check_step(step)
         decay = math.exp(-self.gamma * (step + 1) / self.steps)
         return self._profile((1 - self.final_theta) * decay + self.final_theta)
 
@@ -78,10 +79,14 @@ class PLD(Method):
         layers = self.target.layers
         return tuple(1 - i / layers * (1 - theta) for i in range(layers))
 
-    def subnetwork(self, step: int) -> Subnetwork:
-        """One coin per layer; the kept layers' branches are divided by their keep probability."""
-        keep = self.keep(step)
-        return Subnetwork(inverse(tossed(keep, self.seed, step), keep), scaled=self.scaled)
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
+        """One coin per layer."""
+        step = self.check_step(step)
+        return self.scaled_layers(tossed(self.keep(step), self.seed, step), step)
+
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers' branches are divided by their keep probability."""
+        return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
         """One phase, with the keep probabilities averaged over it."""

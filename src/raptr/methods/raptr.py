@@ -10,11 +10,12 @@ No scaling by default, where the paper takes the square root. Without it evaluat
 probability p, as stochastic depth does; the paper's text says 1/p.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, SupportsIndex, final
 
-from raptr.methods.contract import Method, Phase, check_end
+from raptr.methods.contract import Method, Phase, check_end, random_part
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.subnetworks.sampling import (
     HEADS,
@@ -108,23 +109,30 @@ class RaPTr(Method):
         """The settings, with the schedule spelt out."""
         return {**super().settings(), "schedule": self.stages.text}
 
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """The step's random part."""
+        step = self.check_step(step)
         index, layers = self.stages.index(step), self.target.layers
         stage = self.stages.stages[index]
         kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, step)
         heads, parts = self.head_counts[index], self.part_counts[index]
-        return Subnetwork(
-            scales=scales(self.scaling, kept, keep_probabilities(stage, layers, self.groups)),
-            scaled=self.scaled,
+        return replace(
+            self.scaled_layers(kept, step),
             heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, step),
             parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, step),
             head_scale=(self.target.heads / heads) ** self.width_exponent,
             part_scale=(self.target.parts / parts) ** self.width_exponent,
         )
 
-    def scaled_part(self, kept: tuple[bool, ...], probabilities: tuple[float, ...]) -> Subnetwork:
-        """The kept layers under the method's scaling."""
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers, whole, under the method's scaling in the step's stage."""
+        probabilities = keep_probabilities(self.stages.stage(step), self.target.layers, self.groups)
+        return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
+
+    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
+        """A random part of `size` layers, scaled as in a stage of this size."""
+        self.last_step(step)
+        kept, probabilities = random_part(self.target.layers, size, draw)
         return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
@@ -134,10 +142,10 @@ class RaPTr(Method):
             for s, heads, parts in zip(self.stages.stages, self.head_counts, self.part_counts, strict=True)
         )
 
-    def evaluated(self, step: int) -> Subnetwork:
+    def evaluated(self, step: SupportsIndex) -> Subnetwork:
         """The full model; with scaling none each layer times its keep probability in the stage just trained."""
         full = super().evaluated(step)
         if self.scaling != "none":
             return full
-        stage = self.stages.stage(max(step - 1, 0))
+        stage = self.stages.stage(self.last_step(step))
         return Subnetwork(keep_probabilities(stage, self.target.layers, self.groups), scaled=self.scaled)

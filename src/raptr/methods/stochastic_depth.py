@@ -8,13 +8,13 @@ the profile over depth and in evaluation:
 - LayerDrop: every layer runs with probability `keep`; no scaling at all, evaluation uses the plain model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, SupportsIndex, final
 
 from raptr.methods.contract import Method, Phase, check_unit
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
-from raptr.subnetworks.scaling import scales
 from raptr.subnetworks.value import Scaled
 
 Profile = Literal["linear", "constant"]
@@ -43,19 +43,22 @@ class StochasticDepth(Method):
         depths = [(i + 1) / layers if self.profile == "linear" else 1.0 for i in range(layers)]
         return tuple(1 - depth * (1 - self.keep) for depth in depths)
 
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """One coin per layer, no scaling."""
-        self.check_step(step)
-        kept = tossed(self.probabilities, self.seed, step)
-        return Subnetwork(scales("none", kept, self.probabilities), scaled=self.scaled)
+        step = self.check_step(step)
+        return self.scaled_layers(tossed(self.probabilities, self.seed, step), step)
+
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers, unscaled."""
+        return Subnetwork(tuple(map(float, kept)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
         """One phase."""
         return (Phase(0, self.steps, self.probabilities, self.target.heads, self.target.parts),)
 
-    def evaluated(self, step: int) -> Subnetwork:
+    def evaluated(self, step: SupportsIndex) -> Subnetwork:
         """The full model, each layer times its keep probability."""
-        super().evaluated(step)
+        self.last_step(step)
         return Subnetwork(self.probabilities, scaled=self.scaled)
 
 
@@ -73,11 +76,10 @@ class LayerDrop(Method):
         super().__post_init__()
         check_unit("keep", self.keep)
 
-    def subnetwork(self, step: int) -> Subnetwork:
+    def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """One coin per layer, no scaling."""
-        self.check_step(step)
-        keep = (float(self.keep),) * self.target.layers
-        return Subnetwork(scales("none", tossed(keep, self.seed, step), keep))
+        step = self.check_step(step)
+        return self.scaled_layers(tossed((float(self.keep),) * self.target.layers, self.seed, step), step)
 
     def phases(self) -> tuple[Phase, ...]:
         """One phase."""

@@ -9,27 +9,34 @@ Inside `running` every entry of the model's block list is a stand-in that calls 
 leaves it out; on exit the real blocks are back. Nothing else is touched: no `forward` is rebound, no hook is
 registered, parameter and state-dict names are the same inside and outside. The choice is made outside the
 blocks, so blocks compiled one by one are never recompiled for it. A model compiled as a whole is refused: its
-one graph would be compiled anew for every subset.
+one graph would be compiled anew for every subset (as it is, unseen, when `torch.compile` wraps the model later).
 
 What a block returns (a tensor, or a tuple that begins with the hidden states) is learnt from blocks that run.
 Where a bypassed block comes before any has run, that block runs once, without gradients and with random
 numbers and buffers put back: one such probe per `Routed` and combination of call flags.
 
-A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. Key-value caches are not
-supported. A checkpoint around several blocks needs its backward pass inside `running` too; checkpointing
-within each block (as in `transformers`) does not.
+A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. `output_hidden_states` of
+`transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
+needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
+
+Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
+the model ran), a block list replaced after `attach`, a filled key-value cache with a layer bypassed (`generate` needs
+use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.
 """
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, SupportsIndex, final
 
 import torch
 from torch import Tensor, nn
 
 from raptr.subnetworks.value import Subnetwork
+
+# Where `transformers` defines the hooks that collect hidden states from the blocks.
+RECORDERS = "transformers.utils.output_capturing"
 
 
 @final
@@ -43,6 +50,8 @@ class Routed:
         self._returns: dict[tuple[object, ...], int | None] = {}
         # What the last block returned besides the hidden states, to notice a model that hands it on.
         self._carried: tuple[Tensor, ...] = ()
+        # Whether a block was called since `running` was entered.
+        self._called = False
 
     @property
     def layers(self) -> int:
@@ -56,30 +65,40 @@ class _StandIn(nn.Module):
 
     block: nn.Module
 
-    def __init__(self, routed: Routed, block: nn.Module, scale: float, partial: bool) -> None:
+    def __init__(self, routed: Routed, block: nn.Module, scale: float, partial: bool, first: bool) -> None:
         super().__init__()
         self.block = block
         self.training = block.training
-        self._routed, self._scale, self._partial = routed, scale, partial
+        self._routed, self._scale, self._partial, self._first = routed, scale, partial, first
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         routed, block, scale = self._routed, self.block, self._scale
+        routed._called = True
         x = _hidden(block, args, kwargs)
         named = (*enumerate(args), *kwargs.items())
+        if self._partial and self._first:
+            _check_caches(routed, [value for _, value in named])
         if self._partial and any(value is extra for _, value in named for extra in routed._carried):
             raise ValueError(
-                f"running: the blocks at {routed.path!r} hand each other more than the hidden states (a "
-                "shared position bias, for instance), which a bypassed block cannot pass on; run all of them"
+                f"running: the blocks at {routed.path!r} pass each other more than the hidden states (such "
+                "as a shared position bias), which a bypassed block cannot provide. Run all layers."
             )
         flags = (block.training, *(entry for entry in named if isinstance(entry[1], bool)))
         if scale == 0:
             if flags not in routed._returns:
                 routed._returns[flags] = _probe(block, x, args, kwargs)
             extras = routed._returns[flags]
-            return x if extras is None else (x, *(None,) * extras)
+            bypassed = x if extras is None else (x, *(None,) * extras)
+            for record in _recorders(block).values():
+                record(block, (x,), bypassed)
+            return bypassed
         # Inference tensors do not count their in-place changes.
         version = 0 if x.is_inference() else x._version
-        output = block(*args, **kwargs)
+        if scale == 1:
+            output, recorders = block(*args, **kwargs), []
+        else:
+            with _unrecorded(block) as recorders:
+                output = block(*args, **kwargs)
         routed._returns[flags] = _extras(output, x)
         first, *rest = [output] if isinstance(output, Tensor) else output
         routed._carried = tuple(extra for extra in rest if isinstance(extra, Tensor) and extra is not first)
@@ -91,7 +110,10 @@ class _StandIn(nn.Module):
                 "x + s·(block(x) - x) cannot be formed; scales of 0 and 1 are allowed"
             )
         y = x + scale * (first - x)
-        return y if isinstance(output, Tensor) else (y, *rest)
+        scaled = y if isinstance(output, Tensor) else (y, *rest)
+        for record in recorders:
+            record(block, (x,), scaled)
+        return scaled
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -112,11 +134,23 @@ class _StandIn(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.block, memo)
 
+    # Loading would find no weights here, and a saved model would run this subnetwork for ever.
+    def _load_from_state_dict(self, *_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError(
+            f"load_state_dict was called inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
+            "Load the weights outside of it."
+        )
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
+        raise RuntimeError(
+            f"a model was pickled inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
+            "Save it outside, or save its state_dict."
+        )
+
 
 def attach(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Routed:
     """Find the model's list of residual blocks (or take the one named or given), changing nothing in it."""
-    if _original(model) is not model or model._compiled_call_impl is not None:
-        raise ValueError("attach: the model is compiled as a whole; compile each of its blocks instead")
+    _check_uncompiled("attach", model)
     modules = model.named_modules(remove_duplicate=False)
     lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
     if blocks is None:
@@ -136,35 +170,98 @@ def attach(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Route
 def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     """Let the model run this subnetwork inside the context; the whole model is back on exit."""
     _check(routed, subnetwork)
+    routed._called = False
     partial = subnetwork.size < subnetwork.layers
     entries = routed.blocks._modules
     real = {name: block for name, block in entries.items() if block is not None}
     try:
-        for (name, block), scale in zip(real.items(), subnetwork.scales, strict=True):
-            entries[name] = _StandIn(routed, block, scale, partial)
+        for layer, (name, block) in enumerate(real.items()):
+            entries[name] = _StandIn(routed, block, subnetwork.scales[layer], partial, first=layer == 0)
         yield
+        if not routed._called:
+            raise RuntimeError(
+                f"running: no block at {routed.path!r} was called, so the subnetwork did not run. Call the model that "
+                "was attached; a copy of it needs `attach` of its own."
+            )
+    except KeyError as error:
+        # `nn.DataParallel` looks up the copy of every module that it finds in the block list.
+        if any(isinstance(key, _StandIn) for key in error.args):
+            raise RuntimeError(
+                "running: nn.DataParallel copies the model to each GPU, and the copies cannot run a subnetwork. "
+                "Use nn.parallel.DistributedDataParallel, or one GPU."
+            ) from None
+        raise
     finally:
         entries.update(real)
         routed._carried = ()
 
 
 def _check(routed: Routed, subnetwork: Subnetwork) -> None:
+    _check_uncompiled("running", routed.model)
+    try:
+        there = routed.model.get_submodule(routed.path)
+    except AttributeError:
+        there = None
+    if there is not routed.blocks:
+        raise RuntimeError(
+            f"running: the block list at {routed.path!r} was replaced after `attach`, so the model would run without "
+            "the subnetwork. Attach the model again."
+        )
     if any(isinstance(block, _StandIn) for block in routed.blocks):
         raise RuntimeError(f"running: the blocks at {routed.path!r} run a subnetwork already; leave it first")
     if subnetwork.layers != routed.layers:
         raise ValueError(
-            f"running: the subnetwork has {subnetwork.layers} layers; {routed.layers} are allowed, "
-            f"the blocks at {routed.path!r}"
+            f"running: the subnetwork has {subnetwork.layers} layers, and there are {routed.layers} blocks at "
+            f"{routed.path!r}. Make the method for shape=Shape(layers={routed.layers}); a method that grows the model "
+            "needs one with method.shape(step).layers blocks, attached again after each growth."
         )
     if subnetwork.heads is not None or subnetwork.parts is not None:
         raise ValueError(
-            "running: the subnetwork selects heads or MLP parts; in attached models whole layers are allowed"
+            "running: the subnetwork selects heads or MLP parts, and attached models run whole layers. "
+            "Make the method without the settings heads and parts."
         )
     if subnetwork.scaled == "branches" and any(scale not in (0, 1) for scale in subnetwork.scales):
         raise ValueError(
-            "running: scaled is 'branches', and an attached block has no visible branches; "
-            "use scaled='layer', or scales of 0 and 1"
+            "running: the subnetwork scales residual branches (scaled is 'branches'), which cannot be seen inside an "
+            "attached block. Make the method with scaled='layer', so that it scales whole layers."
         )
+
+
+def _check_uncompiled(function: str, model: nn.Module) -> None:
+    if _original(model) is not model or model._compiled_call_impl is not None:
+        raise ValueError(f"{function}: the model is compiled as a whole; compile each of its blocks instead")
+
+
+def _check_caches(routed: Routed, values: Iterable[object]) -> None:
+    """Refuse key-value caches of an earlier call: models read how long they are from a layer that may be bypassed."""
+    for value in values:
+        length = getattr(value, "get_seq_length", None)
+        if length is not None and any(int(length(layer)) for layer in range(routed.layers)):
+            raise ValueError(
+                f"running: the blocks at {routed.path!r} got a filled key-value cache, which bypassed layers do not "
+                "keep up with. Use use_cache=False, in `generate` too."
+            )
+
+
+def _recorders(block: nn.Module) -> dict[int, Any]:
+    """The hooks with which `transformers` collects what a block returns: they must see what the stand-in returns."""
+    hooks = _original(block)._forward_hooks
+    return {key: hook for key, hook in hooks.items() if getattr(hook, "__module__", "") == RECORDERS}
+
+
+@contextmanager
+def _unrecorded(block: nn.Module) -> Iterator[list[Any]]:
+    """Keep the recorders of a block from what it returns; gives them to be called with something else."""
+    hooks, recorders = _original(block)._forward_hooks, _recorders(block)
+    before = dict(hooks)
+    for key in recorders:
+        del hooks[key]
+    try:
+        yield list(recorders.values())
+    finally:
+        if recorders:
+            hooks.clear()
+            hooks.update(before)
 
 
 def _original(module: nn.Module) -> nn.Module:
@@ -192,7 +289,8 @@ def _extras(output: object, x: Tensor) -> int | None:
             f"running: a block returned {type(output).__name__}; a tensor, or a tuple that begins with "
             "the hidden states, is allowed"
         )
-    if first.shape != x.shape:
+    # Nested tensors (`nn.TransformerEncoder` with padding makes them) have no shape to compare.
+    if first.is_nested != x.is_nested or (not x.is_nested and first.shape != x.shape):
         raise ValueError(
             f"running: a block made {tuple(first.shape)} of {tuple(x.shape)}; only residual blocks, which "
             "keep the shape, are allowed"
@@ -207,7 +305,7 @@ def _probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[s
     buffers = [(buffer, buffer.clone()) for buffer in block.buffers()]
     with torch.no_grad(), torch.random.fork_rng(device, device_type=kind):
         # Compiled blocks run uncompiled here: a graph without gradients would be made for this one run.
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), _unrecorded(block):
             extras = _extras(block(*args, **kwargs), x)
         for buffer, before in buffers:
             buffer.copy_(before)

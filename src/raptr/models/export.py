@@ -2,7 +2,8 @@
 
 The stock class is `RobertaPreLayerNormForMaskedLM`, the same network under other names, with two additions of
 its own. Positions count from padding id + 1, so its position table has that many more rows, in front. It adds
-an embedding of the token's type: there is one type, and its embedding is zero.
+an embedding of the token's type: there is one type, and its embedding is zero. (`BertForMaskedLM` is another
+network, post-LN: asked to load an export, it finds none of its weights and starts with random ones.)
 
 A subnetwork becomes a smaller stock model that holds the kept layers only. Scales of the branches are folded
 into the output projections, which is exact. A scale of the whole layer cannot be folded: in x + s·(layer(x) - x)
@@ -29,6 +30,7 @@ from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
 from raptr.models.bert import EPSILON, Bert, BertConfig, Block
 from raptr.subnetworks import Subnetwork
 
+STOCK = RobertaPreLayerNormForMaskedLM
 BODY = "roberta_prelayernorm"
 
 
@@ -38,7 +40,7 @@ def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary)
     # The stock class draws initial weights from the global generator, which is the caller's.
     with torch.random.fork_rng(devices=[]):
         stock = _configuration(model.config, subnetwork.size, vocabulary)
-        exported = RobertaPreLayerNormForMaskedLM(stock)
+        exported = STOCK(stock)
     exported.load_state_dict(_weights(model, subnetwork, vocabulary.pad))
     exported.train(False)
     return exported
@@ -96,21 +98,21 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
     """Refuse what no stock model can hold."""
     if config.heads * config.head_size != config.width:
         raise ValueError(
-            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}; "
-            "in a stock model the heads' sizes add up to the width, so it cannot be exported"
+            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
+            "In a stock model heads × head_size is the width, so this model cannot be exported."
         )
     if vocabulary.size != config.vocabulary:
         raise ValueError(
-            f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}; "
-            "the tokenizer that the model was trained with is needed"
+            f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}. "
+            "Use the tokenizer that the model was trained with."
         )
     if subnetwork.layers != config.layers:
         raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {config.layers}")
     for layer in subnetwork.kept:
         if subnetwork.scaled == "layer" and subnetwork.scales[layer] != 1:
             raise ValueError(
-                f"layer {layer + 1} is scaled by {subnetwork.scales[layer]:.4g} as a whole; only scales of its "
-                "branches can be folded into a stock model's weights, so a scale of 1 is allowed"
+                f"layer {layer + 1} is scaled by {subnetwork.scales[layer]:.4g} as a whole. Only scales of its "
+                "branches can be folded into a stock model's weights; a whole layer's scale must be 1 there."
             )
         for axis, kept, count in (
             ("heads", subnetwork.heads, config.heads),
@@ -118,15 +120,15 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
         ):
             if kept is not None and len(kept[layer]) != count:
                 raise ValueError(
-                    f"layer {layer + 1} runs {len(kept[layer])} of {count} {axis}; "
-                    "a stock model has whole layers, so all of them are allowed"
+                    f"layer {layer + 1} runs {len(kept[layer])} of {count} {axis}. "
+                    "A stock model has whole layers, so all of them must run."
                 )
 
 
 def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> RobertaPreLayerNormConfig:
     """The stock model's dimensions."""
     return RobertaPreLayerNormConfig(
-        architectures=[RobertaPreLayerNormForMaskedLM.__name__],
+        architectures=[STOCK.__name__],
         vocab_size=config.vocabulary,
         hidden_size=config.width,
         num_hidden_layers=layers,

@@ -1,10 +1,12 @@
 """Reads a run folder: its configuration, its environment and the records of its training.
 
 `metrics.jsonl` is append-only, so a resumed run writes some steps twice and a killed one may leave half a
-line: the last record of a (kind, step) wins, and a torn last line is dropped.
+line: the last record of a (kind, step) wins, and a torn last line is dropped. Lines that are no record, or hold a
+count that cannot be, are ignored; the report names them.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+LARGEST_COUNT = 2**63  # of steps or tokens
+LARGEST_AMOUNT = 1e36  # of FLOPs or seconds; a loss beyond it counts as infinite
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,10 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size."""
+    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size.
+
+    `loss` is the mean over held-out windows, `loss_mixture` that of the domains by their weights in training.
+    """
 
     step: int
     loss: float
@@ -41,6 +49,7 @@ class EvalRecord:
     flops: float
     flops_layers: float
     seconds: float
+    loss_mixture: float | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
 
@@ -57,7 +66,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, with its records sorted by step; `ignored` counts the malformed lines."""
+    """One run folder, with its records sorted by step; `ignored` are the numbers of the malformed lines."""
 
     path: Path
     name: str
@@ -65,7 +74,7 @@ class Run:
     environment: Mapping[str, Any]
     train: tuple[TrainRecord, ...]
     evals: tuple[EvalRecord, ...]
-    ignored: int = 0
+    ignored: tuple[int, ...] = ()
 
     @property
     def method(self) -> str:
@@ -84,7 +93,7 @@ class Run:
     def planned(self) -> int | None:
         """The steps the configuration asks for, or None where it does not say."""
         steps = _section(self.config, "train").get("steps")
-        return steps if isinstance(steps, int) else None
+        return steps if type(steps) is int else None
 
     @property
     def last(self) -> TrainRecord | EvalRecord:
@@ -113,7 +122,8 @@ def read_run(path: Path) -> Run:
             raise ValueError(f"{path} is not a run folder: {file} is missing.")
     train, evals, ignored = _records((path / "metrics.jsonl").read_bytes())
     if not train and not evals:
-        raise ValueError(f"{path} has no records yet: metrics.jsonl holds no train or eval record.")
+        lines = f", and {malformed(ignored)} of it is malformed" if ignored else ""
+        raise ValueError(f"{path} has no records yet: metrics.jsonl holds no train or eval record{lines}.")
     return Run(
         path=path,
         name=path.resolve().name,
@@ -123,6 +133,12 @@ def read_run(path: Path) -> Run:
         evals=evals,
         ignored=ignored,
     )
+
+
+def malformed(lines: Sequence[int]) -> str:
+    """Lines of a file by their numbers: `line 3`, `line 3, 5, 8 and 2 more`."""
+    shown = ", ".join(map(str, lines[:3]))
+    return f"line {shown}" + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -158,27 +174,28 @@ def _environment(path: Path) -> Mapping[str, Any]:
 
 
 def _parsed(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         language = "JSON" if path.suffix == ".json" else "YAML"
         raise ValueError(f"{path} cannot be read: it is not valid {language}.") from error
 
 
-def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord, ...], int]:
-    """The train and eval records of a metrics file, and how many of its lines are malformed."""
+def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord, ...], tuple[int, ...]]:
+    """The train and eval records of a metrics file, and which of its lines are malformed."""
     train: dict[int, TrainRecord] = {}
     evals: dict[int, EvalRecord] = {}
-    ignored = 0
+    ignored: list[int] = []
     *lines, unfinished = content.split(b"\n")
-    for number, line in enumerate([*lines, unfinished]):
+    for number, line in enumerate([*lines, unfinished], start=1):
         if not line.strip():
             continue
         try:
             record = _parse(line)
-        except (ValueError, KeyError, TypeError):
-            ignored += number < len(lines)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            if number <= len(lines):
+                ignored.append(number)
             continue
         if isinstance(record, TrainRecord):
             train[record.step] = record
@@ -187,7 +204,7 @@ def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord,
     return (
         tuple(train[step] for step in sorted(train)),
         tuple(evals[step] for step in sorted(evals)),
-        ignored,
+        tuple(ignored),
     )
 
 
@@ -196,6 +213,8 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
     values = json.loads(line)
     if not isinstance(values, dict):
         raise TypeError("a record is a mapping")
+    if not isinstance(values["kind"], str):
+        raise TypeError("a kind is a word")
     if values["kind"] not in ("train", "eval"):
         return None
     if values["kind"] == "eval":
@@ -203,22 +222,23 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
             step=_whole(values["step"]),
             loss=_number(values["loss"]),
             tokens=_whole(values["tokens"]),
-            flops=_number(values["flops"]),
-            flops_layers=_number(values["flops_layers"]),
-            seconds=_number(values["seconds"]),
+            flops=_amount(values["flops"]),
+            flops_layers=_amount(values["flops_layers"]),
+            seconds=_amount(values["seconds"]),
+            loss_mixture=None if values.get("loss_mixture") is None else _number(values["loss_mixture"]),
             domains=_losses(values.get("domains", {})),
-            sizes={int(size): loss for size, loss in _losses(values.get("sizes", {})).items()},
+            sizes={_whole(int(size)): loss for size, loss in _losses(values.get("sizes", {})).items()},
         )
     return TrainRecord(
         step=_whole(values["step"]),
         stage=_whole(values["stage"]),
         stages=_whole(values["stages"]),
-        size=_number(values["size"]),
+        size=_amount(values["size"]),
         loss=_number(values["loss"]),
         tokens=_whole(values["tokens"]),
-        flops=_number(values["flops"]),
-        flops_layers=_number(values["flops_layers"]),
-        seconds=_number(values["seconds"]),
+        flops=_amount(values["flops"]),
+        flops_layers=_amount(values["flops_layers"]),
+        seconds=_amount(values["seconds"]),
         lr=None if values.get("lr") is None else _number(values["lr"]),
         grad_norm=None if values.get("grad_norm") is None else _number(values["grad_norm"]),
     )
@@ -231,12 +251,22 @@ def _losses(value: object) -> dict[str, float]:
 
 
 def _number(value: object) -> float:
+    """Any number, as a loss may be infinite; what no plot can show is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("not a number")
-    return value
+    number = float(value)
+    return math.copysign(math.inf, number) if abs(number) > LARGEST_AMOUNT else number
+
+
+def _amount(value: object) -> float:
+    """A number that counts something."""
+    amount = _number(value)
+    if not 0 <= amount <= LARGEST_AMOUNT:
+        raise ValueError("not an amount")
+    return amount
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("not a whole number")
+    if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
+        raise ValueError("not a count")
     return value

@@ -4,7 +4,9 @@ Costs are also given relative to one run, the same for the whole table: full tra
 many steps, else the run that cost most, because a ratio to full training of another length mixes two effects.
 """
 
+import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from raptr.report.runs import Run, labels
+from raptr.report.runs import Run, labels, malformed
 from raptr.report.units import FLOP_PREFIXES, duration, short
 
 FINAL_SHARE = 0.05
@@ -32,6 +34,7 @@ class Row:
     planned: int | None
     train_loss: float | None
     eval_loss: float | None
+    eval_loss_mixture: float | None
     eval_domains: Mapping[str, float]
     eval_sizes: Mapping[int, float]
     tokens: int
@@ -43,6 +46,7 @@ class Row:
     seconds: float
     tokens_per_second: float | None
     ignored: int
+    ignored_lines: str
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 planned=run.planned,
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
                 eval_loss=run.evals[-1].loss if run.evals else None,
+                eval_loss_mixture=run.evals[-1].loss_mixture if run.evals else None,
                 eval_domains=run.evals[-1].domains if run.evals else {},
                 eval_sizes=run.evals[-1].sizes if run.evals else {},
                 tokens=last.tokens,
@@ -110,7 +115,8 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 relative_to=names[base],
                 seconds=last.seconds,
                 tokens_per_second=_ratio(last.tokens, last.seconds),
-                ignored=run.ignored,
+                ignored=len(run.ignored),
+                ignored_lines=malformed(run.ignored),
             )
         )
     return rows
@@ -140,12 +146,17 @@ def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, with its notes below."""
     cells = grid(rows)
     lines = [
-        cells.headings,
+        [_literal(heading) for heading in cells.headings],
         ["---" if text else "---:" for text in cells.text],
-        *([cell.replace("|", r"\|") for cell in line] for line in cells.lines),
+        *([_literal(cell) for cell in line] for line in cells.lines),
     ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([table, *cells.notes]) + "\n"
+    return "\n\n".join([table, *map(_literal, cells.notes)]) + "\n"
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
 
 
 def grid(rows: Sequence[Row]) -> Grid:
@@ -165,10 +176,12 @@ def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
-    """The results, one more for each domain and size that any run was judged on, and the costs."""
+    """The results, more of them for runs with several domains and for each size that was judged, and the costs."""
     domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
-    judged = [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
+    mixed = any(row.eval_loss_mixture is not None for row in rows)
+    judged = [_Column("  by mixture weight", lambda row: _fixed(row.eval_loss_mixture, 3))] if mixed else []
+    judged += [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
     judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
     costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]
     return [*_RESULTS, *judged, *costs]
@@ -186,12 +199,20 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if len(rows) > 1:
         notes.append(f"Costs are relative to {rows[0].relative_to}.")
+    if any(row.eval_loss_mixture is not None for row in rows):
+        notes.append(
+            "The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained."
+        )
     notes += [
         f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
         for row in rows
         if row.planned is not None and row.steps < row.planned
     ]
-    notes += [f"Malformed lines ignored in {row.name}: {row.ignored}." for row in rows if row.ignored]
+    notes += [
+        f"Malformed lines ignored in {row.name}: {row.ignored} (metrics.jsonl, {row.ignored_lines})."
+        for row in rows
+        if row.ignored
+    ]
     return notes
 
 

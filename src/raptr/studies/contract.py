@@ -9,7 +9,9 @@ A part that is there is not computed again, so a study that was stopped goes on 
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from raptr.train.run import environment
+
+DEVICES = ("auto", "cpu", "cuda")
 
 
 class Run(Protocol):
@@ -56,8 +60,7 @@ def conduct(
         raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device(device)
     folder = out / (f"{study.name}-small" if small else study.name)
     folder.mkdir(parents=True, exist_ok=True)
     repetitions = study.seeds if seeds is None else seeds
@@ -66,6 +69,26 @@ def conduct(
     write_json(folder / "result.json", result)
     study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
     return folder
+
+
+def _device(name: str) -> str:
+    """The device meant by auto, cpu or cuda."""
+    if name not in DEVICES:
+        raise ValueError(f"device is {name!r}; allowed: {', '.join(DEVICES)}")
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise ValueError("device is cuda, but no GPU was found. Use auto or cpu.")
+    return "cuda" if found and name != "cpu" else "cpu"
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM stop a study as Ctrl-C does: KeyboardInterrupt is raised, and finished parts are kept."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parts(

@@ -220,17 +220,16 @@ def cases(setting: Setting, width: int) -> list[tuple[str, str, float]]:
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
     """All profiles of all seeds, then their exponents with intervals over seeds."""
-    place = "cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu"
     setting = Setting(depth=32, widths=(100,), inputs=(20,), alignment_depth=256) if small else Setting()
     inputs = dict(zip(setting.widths, setting.inputs, strict=True))
 
     def compute(key: str) -> list[dict[str, Any]]:
         width, seed = map(int, key.split("-"))
-        gaussians_LDD = gaussians(seed, width, setting.depth, place)
-        inputs_ND = unit_inputs(seed, width, inputs[width], place)
+        gaussians_LDD = gaussians(seed, width, setting.depth, device)
+        inputs_ND = unit_inputs(seed, width, inputs[width], device)
         measured = []
         for name, kind, tau in cases(setting, width):
-            shared_DD = shared_matrix(kind, seed, width, setting.delta, place)
+            shared_DD = shared_matrix(kind, seed, width, setting.delta, device)
             found = profile(mixed(tau, shared_DD, gaussians_LDD), inputs_ND, ARCHITECTURES[name])
             measured.append(
                 {
@@ -250,8 +249,7 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
             of_seeds = [found[f"{width}-{seed}"][place_in] for seed in range(seeds)]
             case = {"width": width, "architecture": name, "shared": kind, "tau": tau}
             measured.append({**case, **_gather(setting, of_seeds, normed=ARCHITECTURES[name].norm)})
-    deltas = {str(delta): delta for delta in (0.1, 0.5, 1.0)}
-    turned = {name: [alignment(setting, delta, seed, place) for seed in range(seeds)] for name, delta in deltas.items()}
+    turned = {str(delta): [alignment(setting, delta, seed, device) for seed in range(seeds)] for delta in DELTAS}
     return {
         "setting": asdict(setting),
         "depths": setting.depths,

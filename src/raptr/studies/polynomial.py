@@ -17,6 +17,7 @@ small setting has 20 inputs, 10 variables, degrees to 5 and 10 layers.
 
 import json
 import math
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -214,7 +215,9 @@ def workers(device: str) -> Iterator[Executor | None]:
     if not device.startswith("cuda"):
         yield None
         return
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+    # Ctrl-C reaches every process of a terminal; only this one answers it.
+    deaf: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), **deaf) as pool:
         yield pool
 
 

@@ -1,17 +1,21 @@
 """What bypassing one layer does to a trained model (the paper's section 5, "Empirical verification with BERT").
 
-    ‖y^(ℓ)‖    the norm of the hidden state after layer ℓ, mean over tokens
-    Ψ_ℓ        ‖F_-ℓ - F‖, mean over tokens: F the last hidden state, before the final normalisation, F_-ℓ the same
-               with layer ℓ alone bypassed
-    L(F)       the loss of the whole model; L(F_-ℓ) that without layer ℓ, nothing else changed
+    F          all layers, none scaled; F(x) is the last hidden state, before the final normalisation
+    F_-ℓ       F with layer ℓ bypassed, nothing else changed
+    ‖y^(ℓ)‖    the norm of the hidden state after layer ℓ in F, mean over tokens
+    Ψ_ℓ        ‖F_-ℓ - F‖, mean over tokens
+    L(F)       the loss of F; L(F_-ℓ) that of F_-ℓ
+
+F is unscaled for every run, as in the paper, even where the run's own evaluation multiplies layers by their keep
+probability (stages before the last without scaling, stochastic depth) or by a gate.
 
 The paper claims, for BERT-Large after 50k steps with L-1 layers: norms grow linearly, Ψ_ℓ/Ψ_1 as (L/ℓ)^0.12, and L(F)
 is at most the mean of L(F_-ℓ). (Its main text calls the loss of the parts L₁ and that of the whole L₂; the proof in its
 appendix has the names the other way round. The names are not used here.)
 
-A run folder of this project is read by `study_stability`, any attached model by `stability_of`. Deviations: a run's
-layers may be scaled in training when a neighbour is left out (√2 for the layer below), which F_-ℓ is not; the loss
-with those scales is measured too. Intervals are over batches of text: they say nothing about other training seeds.
+A run folder of this project is read by `study_stability`, any attached model by `stability_of`. Deviations: training
+may scale the layers of a part (√2 for the layer below the gap, or 1/p), which F_-ℓ does not; the loss with those
+scales is measured too. Intervals are over batches of text: they say nothing about other training seeds.
 Everything is computed in float32, whatever the run was trained in.
 """
 
@@ -51,21 +55,22 @@ class Probe:
     """A model as this study sees it; `loss` runs a batch under a subnetwork."""
 
     blocks: Sequence[nn.Module]
-    full: Subnetwork
     loss: Callable[[Any, Subnetwork], Tensor]
     real: Callable[[Any], Tensor | None]  # the positions (B, S) that hold tokens; None: all of them
     weight: Callable[[Any], int]  # of a batch in the mean loss
     trained: Callable[[int], Subnetwork] | None = None  # the part without a layer as training ran it
 
+    @property
+    def full(self) -> Subnetwork:
+        """F: all layers, none scaled."""
+        return Subnetwork.full(len(self.blocks))
+
     def without(self, layer: int) -> Subnetwork:
-        """The whole model with one layer (from 0) bypassed."""
-        scales = self.full.scales
-        return replace(self.full, scales=(*scales[:layer], 0.0, *scales[layer + 1 :]))
+        """F with one layer (from 0) bypassed."""
+        return Subnetwork(tuple(float(other != layer) for other in range(len(self.blocks))))
 
 
-def probe_bert(
-    model: Bert, full: Subnetwork | None = None, trained: Callable[[int], Subnetwork] | None = None
-) -> Probe:
+def probe_bert(model: Bert, trained: Callable[[int], Subnetwork] | None = None) -> Probe:
     """This project's BERT; batches are `Batch`."""
     device = next(model.parameters()).device
 
@@ -73,8 +78,7 @@ def probe_bert(
         value: Tensor = model(batch.to(device), subnetwork)
         return value
 
-    full = full or Subnetwork.full(model.config.layers)
-    return Probe(list(model.blocks), full, loss, lambda _: None, lambda batch: len(batch.labels_BM), trained)
+    return Probe(list(model.blocks), loss, lambda _: None, lambda batch: len(batch.labels_BM), trained)
 
 
 def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Probe:
@@ -91,7 +95,6 @@ def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) 
 
     return Probe(
         list(routed.blocks),
-        Subnetwork.full(routed.layers),
         loss,
         lambda batch: batch.get("attention_mask"),
         lambda batch: int((batch["labels"] != -100).sum()),  # as `transformers` averages
@@ -210,13 +213,12 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     model = Bert(dimensions.resized(found.shape(method.target)), settings.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     model.to(settings.resolve_device()).eval()
-    last = max(found.step - 1, 0)  # checkpoint N is the state before step N
-    keep = method.phases()[method.phase_index(last)].keep
+    layers = model.config.layers
 
     def trained(layer: int) -> Subnetwork:
-        return method.scaled_part(tuple(other != layer for other in range(len(keep))), keep)
+        return method.trained([other != layer for other in range(layers)], found.step)
 
-    probe = probe_bert(model, method.evaluated(found.step), trained)
+    probe = probe_bert(model, trained)
     held_out = EvalData(store, config.data.length, batches * settings.batch, isolate=config.data.isolate_documents)
     pieces = {
         f"{domain}-{number}": piece
@@ -225,9 +227,10 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     }
     folder = out / f"stability-{run.resolve().name}"
     folder.mkdir(parents=True, exist_ok=True)
-    # The manifest has the checksums of all weights, so a part is of this very model.
+    # The manifest has the checksums of all weights, so a part is of this very model; the digests, of what was run.
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
-    setting = {"checkpoint": digest, "windows": len(held_out), "batch": settings.batch}
+    run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
+    setting = {"checkpoint": digest, "subnetworks": run_as, "windows": len(held_out), "batch": settings.batch}
     measured = parts(folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability")
     result = {
         "study": "stability",

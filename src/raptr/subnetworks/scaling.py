@@ -33,5 +33,8 @@ def square_root(kept: Sequence[bool]) -> tuple[float, ...]:
 
 
 def inverse(kept: Sequence[bool], probabilities: Sequence[float]) -> tuple[float, ...]:
-    """The inverse of the keep probability: the expected output is the full layer's."""
-    return tuple(1 / p if runs else 0.0 for runs, p in zip(kept, probabilities, strict=True))
+    """The inverse of the keep probability: the expected output is the full layer's.
+
+    A layer that training never keeps (probability 0) has no such scale; where it is asked for, it is unscaled.
+    """
+    return tuple(1 / (p or 1.0) if runs else 0.0 for runs, p in zip(kept, probabilities, strict=True))

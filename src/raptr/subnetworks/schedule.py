@@ -5,12 +5,13 @@ as i), or fitted to a target average: from the closer of the two, the same numbe
 the first stages to the last (or back). Boundaries are exact fractions until they are rounded, once.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 Lengths = Literal["equal", "proportional"]
 LENGTHS: tuple[Lengths, ...] = ("equal", "proportional")
@@ -110,10 +111,12 @@ class Schedule:
         starts = [0, *boundaries[:-1]]
         stages = [Stage(*row) for row in zip(starts, boundaries, sizes, sets, strict=True)]
         if full_start:
-            if stages[-1].stop - stages[-1].start <= full_start:
+            last = stages[-1].stop - stages[-1].start
+            if last <= full_start:
+                enough = steps * (full_start + 1) // last + 1
                 raise ValueError(
-                    f"full_start is {full_start}, which leaves no step of the last stage; "
-                    f"less than {stages[-1].stop - stages[-1].start} is allowed"
+                    f"full_start is {full_start}, but it is taken from the last stage, which has {last} of {steps} "
+                    f"steps. Use a full_start below {last}, or at least {enough} steps."
                 )
             shifted = [Stage(s.start + full_start, min(s.stop + full_start, steps), s.size, s.fixed) for s in stages]
             stages = [Stage(0, full_start, layers, sets[0]), *shifted]
@@ -156,15 +159,30 @@ class Schedule:
         total = sum(stage.size * (stage.stop - stage.start) for stage in self.stages)
         return total / self.steps
 
-    def index(self, step: int) -> int:
+    def index(self, step: SupportsIndex) -> int:
         """The stage (from 0) that step `step` belongs to."""
-        if not 0 <= step < self.steps:
-            raise ValueError(f"step is {step}; 0 to {self.steps - 1} are allowed")
+        step = checked_step(step, self.steps - 1)
         return sum(1 for boundary in self.boundaries if boundary <= step)
 
-    def stage(self, step: int) -> Stage:
+    def stage(self, step: SupportsIndex) -> Stage:
         """The stage that step `step` belongs to."""
         return self.stages[self.index(step)]
+
+
+def checked_step(step: SupportsIndex, last: int) -> int:
+    """The step as an `int` from 0 to `last`; integers of NumPy and torch are taken too.
+
+    Hashing anything but an `int` would overflow or draw other layers.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = None
+    if number is None or "bool" in (type(step).__name__, str(getattr(step, "dtype", "")).removeprefix("torch.")):
+        raise ValueError(f"step is {step!r}; a whole number from 0 to {last} is allowed")
+    if not 0 <= number <= last:
+        raise ValueError(f"step is {number}; 0 to {last} are allowed")
+    return number
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -14,10 +14,14 @@ DRAWS = 4  # random parts of one size that are averaged
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss per masked token, over all held-out windows and over each domain's."""
+    """The mean loss per masked token: over all held-out windows, over each domain's, and of these by mixture weight.
+
+    `loss` and `mixture` differ where a domain has less held-out text than its share of the mixture.
+    """
 
     loss: float
     domains: dict[str, float]
+    mixture: float
 
 
 def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch: int) -> Evaluation:
@@ -35,7 +39,8 @@ def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch:
             sums[domain], counts[domain] = total, count
     model.train(training)
     losses = {domain: float(total) / counts[domain] for domain, total in sums.items()}
-    return Evaluation(sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values()), losses)
+    mean = sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values())
+    return Evaluation(mean, losses, sum(losses[domain] * data.shares[domain] for domain in losses))
 
 
 def evaluate_size(model: nn.Module, data: EvalData, method: Method, size: int, step: int, *, batch: int) -> float:

@@ -7,14 +7,18 @@ README.md                                 the model card
 The folder is written under another name beside its place and then renamed, so an export that is there is whole.
 """
 
+import errno
 import os
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from raptr.data.store import sha256_of
 from raptr.data.tokenizer import load, vocabulary_of
 from raptr.methods import Method
 from raptr.models.bert import Bert, BertConfig
-from raptr.models.export import save, stock_tokenizer, to_transformers
+from raptr.models.export import STOCK, save, stock_tokenizer, to_transformers
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint
@@ -38,6 +42,7 @@ def export(
     config = RunFolder(run).read()
     found = _checkpoint(RunFolder(run).checkpoints, step)
     tokenizer = RunFolder(run).tokenizer
+    _check_tokenizer(tokenizer, found)
     built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
     method = config.make_method(built)
     dimensions = built.resized(found.shape(method.target))
@@ -53,21 +58,27 @@ def export(
 def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out is {str(out)!r}, a file; a new folder, an empty one or an earlier export is allowed")
+        raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
     tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
     partial, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
     _recover(out, partial, replaced)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         save(exported, tokenizer, partial)
         (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
         for path in (*partial.iterdir(), partial):
             checkpoint.sync(path)
         _replace(out, partial, replaced)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
+            raise
+        # safetensors and tokenizers (with a bare Exception) do not raise OSError for a disk that is full.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+        message = f"the export could not be written ({reason}). Free some space, or choose another folder as out"
+        raise OSError(number, message, str(out)) from error
     checkpoint.sync(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return out
@@ -78,11 +89,11 @@ def judged(method: Method, step: int) -> Subnetwork:
     subnetwork = method.evaluated(step)
     scales = sorted({scale for scale in subnetwork.scales if scale not in (0, 1)})
     if subnetwork.scaled == "layer" and scales:
-        branches = "a run with method.scaled=branches, " if "scaled" in method.settings() else ""
+        branches = ", or train with method.scaled=branches" if "scaled" in method.settings() else ""
         raise ValueError(
-            f"after {step:,} of {method.steps:,} steps method {method.name} multiplies whole layers by "
-            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which no stock model can; allowed: a step at which "
-            f"all are 1, {branches}or layers from 1 to {subnetwork.layers} (unscaled)"
+            f"after {step:,} of {method.steps:,} steps, method {method.name} multiplies whole layers by "
+            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which a stock model cannot do. Export a step at which "
+            f"every scale is 1, or an unscaled part with layers from 1 to {subnetwork.layers}{branches}."
         )
     return subnetwork
 
@@ -132,20 +143,36 @@ tags: [raptr, bert]
 
 # {name}
 
-A BERT (pre-LN encoder with a masked-language-model head), trained by raptr to fill in masked tokens.
+An encoder like BERT, trained by raptr to fill in masked tokens.
 
 | | |
 |---|---|
 {table}
 
+To try it, in this folder (elsewhere, set `folder` to its path):
+
 ```python
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-folder = "path/to/this/folder"
+folder = "."
 model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]")
+print(pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]"))
 ```
+
+**Load it with an `Auto` class, or with `{STOCK.__name__}`.** Its layers normalise their inputs
+(pre-LN), which BERT's do not, so `BertForMaskedLM.from_pretrained` does not fit: it finds none of its own weights here
+and starts with random ones, without an error.
 """
+
+
+def _check_tokenizer(file: Path, found: Checkpoint) -> None:
+    """Refuse another tokenizer than that of training; checkpoints of earlier versions do not say which it was."""
+    trained = found.state.get("tokenizer")
+    if trained is not None and file.is_file() and sha256_of(file) != trained:
+        raise ValueError(
+            f"{file} is not the tokenizer that the run was trained with (sha256 {sha256_of(file)}, in training "
+            f"{trained}). Put back tokenizer.json of the run's data."
+        )
 
 
 def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
@@ -178,8 +205,8 @@ def _replace(out: Path, partial: Path, replaced: Path) -> None:
         return
     if strange := sorted({path.name for path in out.iterdir()} - {path.name for path in partial.iterdir()}):
         raise ValueError(
-            f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}); "
-            "a new folder, an empty one or an earlier export is allowed"
+            f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}). "
+            "Name a new or empty folder, or an earlier export."
         )
     os.rename(out, replaced)
     try:

@@ -155,11 +155,19 @@ class Trainer:
             self.folder.begin(self.config, self.store.path / TOKENIZER, {**start, "precision": precision})
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
-        planned = planned_flops(self.dimensions, method, **self._cost())
-        bar = TrainingBar(console, label=method.name, steps=settings.steps, planned=planned, phases=len(phases))
+        planned = planned_flops(self.dimensions, method, **self._batch())
+        bar = TrainingBar(
+            console,
+            steps=settings.steps,
+            stages=len(phases),
+            layers=method.target.layers,
+            planned=planned,
+            device=self.device,
+            step=self.step,
+        )
         with bar:
             if self.step == 0:
-                self.evaluate()
+                self.judge(bar)
             self.readout.start()
             stopping = stop.asked
             while self.step < last and not stopping:
@@ -167,7 +175,8 @@ class Trainer:
                     self.grow(method.shape(self.step))
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 loss, norm = self.optimize(subnetwork)
-                stopping = stop.asked  # looked at once a step: who is asked later does one step more
+                bar.advance(self.step, stage=phase + 1, size=subnetwork.size, spent=self.spent.total)
+                stopping = stop.asked  # checked once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
                     note = self.moment(
@@ -185,14 +194,18 @@ class Trainer:
                 self.log(self.readout.stop(), bar)
                 self.finite.check()
                 if judged:
-                    self.evaluate()
-                    if ended and len(phases) > 1:
-                        bar.say(f"stage {phase + 1}/{len(phases)} done: held-out loss {self.eval_loss:.3f}")
+                    self.judge(bar, ended=ended)
                 if saved:
                     self.save()
                 self.readout.start()
             self.log(self.readout.stop(), bar)
         return Result(self.folder.path, self.step, self.eval_loss, stopped=stopping and self.step < last)
+
+    def judge(self, bar: TrainingBar, *, ended: bool = False) -> None:
+        """Evaluate and show the loss; `ended`: at the end of a stage."""
+        self.evaluate()
+        assert self.eval_loss is not None
+        bar.evaluated(self.eval_loss, ended=ended)
 
     def log(self, readings: Iterable[Reading[dict[str, Any]]], bar: TrainingBar) -> None:
         """Record what was read back from the device."""
@@ -201,36 +214,38 @@ class Trainer:
             self.finite.refuse(int(bad))
             note = {**reading.note, "loss": loss, "grad_norm": norm, "seconds": round(reading.seconds, 3)}
             self.folder.record(note)
-            bar.advance(
-                note["step"],
-                phase=note["stage"] - 1,
-                size=note["size"],
-                loss=loss,
-                rate=note["tokens"] / max(reading.seconds, 1e-9),
-                spent=note["flops"],
-            )
+            rate = note["tokens"] / max(reading.seconds, 1e-9)
+            bar.measured(note["step"], loss=loss, rate=rate, spent=note["flops"])
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
-        settings = self.config.train
-        rate = self.config.optimizer.learning_rate(self.step, settings.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        losses = []
+        loss = self.gradients(subnetwork)
+        norm = self.update(loss)
+        self.spent += self.cost(subnetwork)
+        self.step += 1
+        return loss, norm
+
+    def gradients(self, subnetwork: Subnetwork) -> Tensor:
+        """Compute the gradients of the step's batch, one micro-batch after the other; returns the loss."""
+        settings, losses = self.config.train, []
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
             batch = self.data.batch(self.step, micro, settings.accumulate)
             losses.append(self.execution.backward(batch, subnetwork))
-        loss = torch.stack(losses).sum()
+        return torch.stack(losses).sum()
+
+    def update(self, loss: Tensor) -> Tensor:
+        """Clip the gradients and let the optimizer use them; returns their norm."""
+        rate = self.config.optimizer.learning_rate(self.step, self.config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
-        idle(self.optimizer, self.config.optimizer.idle)
+        idle(self.optimizer, self.config.optimizer.idle, check=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.spent += flops(self.dimensions, subnetwork, **self._cost())
-        self.step += 1
-        return loss, norm
+        return norm
 
     def evaluate(self) -> None:
         """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
@@ -243,7 +258,9 @@ class Trainer:
                 if size <= whole.size
             }
         self.eval_loss = judged.loss
-        extra: dict[str, object] = {"domains": judged.domains} if len(judged.domains) > 1 else {}
+        extra: dict[str, object] = {}
+        if len(judged.domains) > 1:
+            extra = {"loss_mixture": judged.mixture, "domains": judged.domains}
         if sizes:
             extra["sizes"] = sizes
         self.folder.record(
@@ -261,7 +278,8 @@ class Trainer:
             eval_loss=self.eval_loss,
             data=self.store.fingerprint,
         )
-        state = {**asdict(progress), "shape": asdict(self.shape)}
+        tokenizer = self.store.manifest.tokenizer_sha256
+        state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": tokenizer}
         checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -288,7 +306,11 @@ class Trainer:
         """Tokens trained on so far."""
         return self.step * self.config.train.batch * self.config.data.length
 
-    def _cost(self) -> dict[str, int]:
+    def cost(self, subnetwork: Subnetwork) -> Flops:
+        """The FLOPs of an optimizer step under this subnetwork."""
+        return flops(self.dimensions, subnetwork, **self._batch())
+
+    def _batch(self) -> dict[str, int]:
         data = self.config.data
         return {"sequences": self.config.train.batch, "length": data.length, "masked": data.masked}
 

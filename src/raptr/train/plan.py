@@ -1,4 +1,4 @@
-"""A plan: what a method will cost, stage by stage, before a GPU is spent."""
+"""A plan: what a method will cost, stage by stage, before any GPU time is spent."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,6 +8,7 @@ from rich.table import Table
 from raptr.methods import Method
 from raptr.models.bert import BertConfig
 from raptr.subnetworks import Subnetwork
+from raptr.train.config import Config
 from raptr.train.flops import Flops, expected_flops, flops, planned_flops
 
 
@@ -83,6 +84,14 @@ class Plan:
             f"(layers alone: {1 / self.relative_layers:.2f}×)"
         )
         return table
+
+
+def plan_run(config: Config) -> Plan:
+    """What a run of this configuration costs."""
+    data = config.data
+    dimensions = config.model.build(data.vocabulary_size(), data.length)
+    method = config.make_method(dimensions)
+    return plan(method, dimensions, sequences=config.train.batch, length=data.length, masked=data.masked)
 
 
 def plan(method: Method, config: BertConfig, *, sequences: int, length: int, masked: int) -> Plan:

@@ -1,60 +1,150 @@
-"""What a person sees while a run trains: one bar with stage, size, loss, tokens/s and the time left."""
+"""What a person sees while a run trains: a bar in a terminal, and elsewhere a line at each evaluation.
+
+Time left follows FLOPs, since later stages have slower steps. The first step is not timed: it compiles and allocates.
+"""
 
 import time
 from types import TracebackType
 from typing import Self, final
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from raptr.train.flops import Flops
 
+WIDE = 110  # columns that a terminal needs for the bar beside the text
+LONG = 600  # seconds of a run that is worth announcing, and of silence before a line where there is no bar
+SURE = 5  # seconds of steps before the duration is announced
+
 
 @final
 class TrainingBar:
-    """A progress bar over steps. The time left follows FLOPs, since later stages have slower steps."""
+    """Shows where a run is; a context manager."""
 
-    def __init__(self, console: Console, *, label: str, steps: int, planned: Flops, phases: int) -> None:
-        self._console, self._planned, self._phases = console, planned.total, phases
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=10),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            TextColumn("left {task.fields[left]}"),
-            console=console,
-        )
-        self._task = self._bar.add_task(label, total=steps, status="", left="?")
-        self._first: tuple[float, float] | None = None
+    def __init__(
+        self,
+        console: Console,
+        *,
+        steps: int,
+        stages: int,
+        layers: int,
+        planned: Flops,
+        device: torch.device,
+        step: int = 0,
+    ) -> None:
+        self._console, self._steps, self._stages, self._layers = console, steps, stages, layers
+        self._planned, self._device, self._step = planned.total, device, step
+        self._live = console.is_terminal
+        columns = (BarColumn(bar_width=10), TaskProgressColumn()) if console.width >= WIDE else ()
+        self._bar = Progress(*columns, TextColumn("{task.fields[text]}", markup=False), console=console)
+        self._task = self._bar.add_task("", total=steps, completed=step, text="")
+        self._stage, self._size, self._loss, self._rate = "", "", "", ""
+        self._began: tuple[float, float, int] | None = None  # time, FLOPs and step from which on the pace is measured
+        self._left: float | None = None
+        self._announced, self._spoke = False, time.monotonic()
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._live:
+            self._show()
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._live:
+            self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._bar.console.print(text, highlight=False)
+    def advance(self, step: int, *, stage: int, size: int, spent: float) -> None:
+        """A step is done (on a GPU: asked for), the first `step` in all; `spent` FLOPs have been used so far."""
+        self._step = step
+        self._stage, self._size = f"stage {stage} of {self._stages}", f"{size} of {self._layers} layers"
+        if self._device.type != "cuda":
+            self._time(step, spent)
+        self._show()
+        if not self._live and time.monotonic() - self._spoke > LONG:
+            self._line(self._stage, self._size, self._loss)
 
-    def advance(self, step: int, *, phase: int, size: int, loss: float, rate: float, spent: float) -> None:
-        """Show where the run is; `spent` FLOPs have been used so far, `rate` tokens are trained a second."""
+    def measured(self, step: int, *, loss: float, rate: float, spent: float) -> None:
+        """The loss of a step was read back from the device; `rate` tokens are trained per second."""
+        self._loss, self._rate = f"loss {loss:.3f}", f"{_thousands(rate)} tokens/s"
+        if self._device.type == "cuda":  # the program runs ahead of the device, but not of what it has read back
+            self._time(step, spent)
+        self._show()
+
+    def evaluated(self, loss: float, *, ended: bool) -> None:
+        """The held-out loss was measured, at the end of a stage or between."""
+        if ended and self._stages > 1:
+            self._line(f"{self._stage} done", self._size, f"held-out loss {loss:.3f}")
+        elif not self._live:
+            self._line(self._stage, self._size, f"held-out loss {loss:.3f}")
+
+    def _line(self, *facts: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self._spoke = time.monotonic()
+        facts = (self._position, *facts, *(() if self._live else (self._rate, self._time_left)))
+        self._say(", ".join(fact for fact in facts if fact))
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        if not self._live:
+            return
+        room = self._console.width - (20 if self._bar.columns[1:] else 0)
+        self._bar.update(self._task, completed=self._step, text=self.text(room))
+
+    def text(self, room: int) -> str:
+        """The state of the run in at most `room` characters; what matters least is left out first."""
+        facts = [self._position, self._stage, self._size, self._loss, self._rate, self._time_left or "time left: ?"]
+        for least in (self._rate, self._stage, self._size, self._loss):
+            if len("  ".join(fact for fact in facts if fact)) <= room:
+                break
+            facts.remove(least)
+        return "  ".join(fact for fact in facts if fact)
+
+    @property
+    def _position(self) -> str:
+        return f"step {self._step:,} of {self._steps:,}"
+
+    @property
+    def _time_left(self) -> str:
+        return "" if self._left is None else f"{_clock(self._left)} left"
+
+    def _time(self, step: int, spent: float) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = (now, spent)
-        seconds, done = now - self._first[0], spent - self._first[1]
-        left = "?" if done <= 0 else _clock(seconds / done * max(0.0, self._planned - spent))
-        status = f"stage {phase + 1}/{self._phases}  size {size}  loss {loss:.3f}  {_thousands(rate)} tokens/s"
-        self._bar.update(self._task, completed=step, status=status, left=left)
+        if self._began is None:
+            self._began = (now, spent, step)
+            return
+        seconds, done = now - self._began[0], spent - self._began[1]
+        if done <= 0:
+            return
+        self._left = seconds / done * max(0.0, self._planned - spent)
+        if not self._announced and seconds >= SURE and step >= self._began[2] + 2:
+            self._announced = True
+            if self._left > LONG:
+                self._say(f"This run will take about {duration(self._left)} more{self._where}.")
+
+    @property
+    def _where(self) -> str:
+        if self._device.type == "cuda":
+            return ""
+        return " on the CPU" if torch.cuda.is_available() else " on the CPU; no GPU was found"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits: `40 seconds`, `12 minutes`, `3.5 hours`, `12 days`, `3.1 years`."""
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours:,}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _thousands(rate: float) -> str:

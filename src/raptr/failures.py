@@ -1,0 +1,114 @@
+"""What the command line says when something fails, and its exit codes.
+
+0    done
+1    the training diverged; also where nobody reads the output any more, as after `| head`
+2    wrong input, or a file that cannot be read or written
+3    stopped by SIGTERM or Ctrl-C and saved: the same command continues
+70   an error that nobody foresaw: a bug in raptr, or a problem of the environment
+130  interrupted with nothing to save
+
+What a user can correct is a ValueError or an OSError: one sentence, no traceback. The traceback of any other error
+goes to a file, or to the terminal where RAPTR_TRACEBACK is set.
+"""
+
+import errno
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from raptr.train import checkpoint
+from raptr.train.safety import Diverged
+
+TRACEBACK = "RAPTR_TRACEBACK"
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 diverged, 2 wrong input or a file problem, 3 stopped and saved (the same command "
+    "continues), 70 unexpected error, 130 interrupted."
+)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn an error into a sentence on stderr and an exit code; warnings become sentences too."""
+    warnings.showwarning = _show_warning
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code == 130:  # typer ends an interrupted command without a word
+            print("raptr: interrupted", file=sys.stderr)
+        raise
+    except ValueError as error:
+        _leave(str(error), 2)
+    except OSError as error:
+        _leave(" ".join([_file_problem(error), *_notes(error)]), 2)
+    except Diverged as error:
+        _leave(str(error), 1)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except Exception as error:
+        _leave(" ".join([_unforeseen(error), *_notes(error)]), 70)
+
+
+@contextmanager
+def work_in(folder: Path) -> Iterator[None]:
+    """Let an error inside say where the work so far is."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        if folder.is_dir():
+            steps = checkpoint.steps(folder / "checkpoints")
+            saved = f", its newest checkpoint is from step {steps[-1]:,}" if steps else ""
+            error.add_note(f"The work so far is in {folder}{saved}; the same command continues from there.")
+        raise
+
+
+def _notes(error: Exception) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _file_problem(error: OSError) -> str:
+    what = error.strerror or str(error) or type(error).__name__
+    place = f"{error.filename}: {what}." if error.filename else f"A file could not be read or written: {what}."
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{place} Free some space on the disk." if full else place.removesuffix(".")
+
+
+def _unforeseen(error: Exception) -> str:
+    """The kind of error, and where its traceback is."""
+    trace = "".join(traceback.format_exception(error))
+    where = "The traceback is above."
+    if os.environ.get(TRACEBACK):
+        print(trace, file=sys.stderr)
+    else:
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="raptr-", suffix=".txt", delete=False) as file:
+                file.write(trace)
+            where = f"The traceback is in {file.name}; with {TRACEBACK}=1 it is shown here."
+        except OSError:  # no space left, perhaps the same trouble
+            print(trace, file=sys.stderr)
+    kind = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+    return f"unexpected error ({kind}). This is a bug in raptr or a problem of the environment. {where}"
+
+
+def _leave(message: str, code: int) -> None:
+    print(f"raptr: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning as a sentence: where in the code it arose helps no user."""
+    print(f"raptr: warning: {message}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""How long a run will take on this machine: a few real training steps of each stage, on random tokens.
+
+The steps are the run's own (`Trainer`): its model, optimizer, precision and form of execution. The first steps of a
+stage are not timed, since they compile and allocate. The time of the gradients is scaled by FLOPs: to the mean size
+of the stage's steps, and, on a CPU where a whole batch would take minutes, from a smaller batch to the whole one.
+"""
+
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from raptr.data.store import DTYPES, Manifest, Part, Shard, TokenStore, dtype_for
+from raptr.data.tokenizer import SPECIALS, Vocabulary
+from raptr.methods import Phase
+from raptr.subnetworks import Subnetwork
+from raptr.train.config import Config
+from raptr.train.flops import expected_flops, flops
+from raptr.train.loop import Trainer
+from raptr.train.progress import duration
+from raptr.train.run import RunFolder
+from raptr.train.safety import reproducible
+
+DRAWS = 8  # steps of a stage, spread over it, that are repeated
+ENOUGH = 2.0  # seconds of timed steps per stage
+SMALLEST = 4  # sequences per step: with fewer, what a step costs besides them counts too much
+LONGEST = 2.0  # seconds of gradients per step on a CPU, by the speed of matrix products alone
+WINDOWS = 1024  # sequences of random text
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """A stage: the time of one of its steps, and of all of them."""
+
+    stage: int
+    steps: int
+    step_seconds: float
+    hours: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time of a whole run's steps; evaluations and checkpoints are not counted."""
+
+    device: str
+    gpu_found: bool
+    batch: int  # sequences per step of the run
+    timed_batch: int  # sequences per step that was timed
+    length: int
+    stages: tuple[StageTime, ...]
+    hours: float
+    peak_memory: int  # bytes: of the GPU's memory, or of this process
+
+    def json(self) -> dict[str, Any]:
+        """The measurement as plain mappings."""
+        return asdict(self)
+
+    def table(self) -> Table:
+        """The measurement for a terminal."""
+        table = Table(title=f"measured on {self.device}")
+        for column in ("stage", "steps", "seconds per step", "tokens/s", "time"):
+            table.add_column(column, justify="right")
+        for row in self.stages:
+            rate = self.batch * self.length / row.step_seconds
+            table.add_row(
+                str(row.stage),
+                f"{row.steps:,}",
+                f"{row.step_seconds:.3f}" if row.step_seconds < 10 else f"{row.step_seconds:,.0f}",
+                f"{rate:,.0f}",
+                duration(row.hours * 3600),
+            )
+        table.add_section()
+        table.add_row("all", f"{sum(row.steps for row in self.stages):,}", "", "", duration(self.hours * 3600))
+        memory = f"Peak memory {self.peak_memory / 2**30:.2f} GiB."
+        if self.timed_batch != self.batch:
+            memory = (
+                f"Scaled up from batches of {self.timed_batch} instead of {self.batch} sequences, since a whole step "
+                f"is slow here; peak memory with the smaller batch: {self.peak_memory / 2**30:.2f} GiB."
+            )
+        missing = "" if self.gpu_found else "No GPU was found: this is the time on the CPU. "
+        table.caption = f"{missing}{memory} Evaluations and checkpoints are not counted."
+        return table
+
+
+def measure(config: Config, console: Console | None = None) -> Measurement:
+    """Time some steps of each stage of this run on this machine."""
+    console, device = console or Console(quiet=True), config.train.resolve_device()
+    cuda = device.type == "cuda"
+    dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
+    whole = {"sequences": config.train.batch, "length": config.data.length, "masked": config.data.masked}
+    full = flops(dimensions, Subnetwork.full(dimensions.layers), **whole)
+    batch = config.train.batch if cuda else _affordable(config, full.total)
+    timed = config
+    if batch != config.train.batch:
+        timed = replace(config, train=replace(config.train, batch=batch, accumulate=1))
+    if cuda:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.reset_peak_memory_stats(device)
+    with TemporaryDirectory() as folder, console.status("building the model …") as status:
+        try:
+            with reproducible(config.train.deterministic):
+                store = _random_store(Path(folder), dimensions.vocabulary, config.data.length)
+                trainer = Trainer(timed, RunFolder(Path(folder)), store, device)
+                phases = trainer.method.phases()
+                stages = []
+                for number, phase in enumerate(phases, start=1):
+                    status.update(f"timing stage {number} of {len(phases)} …")
+                    pace, update = _time(trainer, phase)
+                    seconds = pace * expected_flops(dimensions, phase, **whole).total + update
+                    steps = phase.stop - phase.start
+                    stages.append(StageTime(number, steps, seconds, seconds * steps / 3600))
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"train.batch is {config.train.batch} in {config.train.accumulate} micro-batches (train.accumulate), "
+                f"for which the memory of {_name(device)} is too small; use a smaller batch or more micro-batches"
+            ) from error
+    return Measurement(
+        device=_name(device),
+        gpu_found=torch.cuda.is_available(),
+        batch=config.train.batch,
+        timed_batch=batch,
+        length=config.data.length,
+        stages=tuple(stages),
+        hours=sum(stage.hours for stage in stages),
+        peak_memory=torch.cuda.max_memory_allocated(device) if cuda else _process_peak(),
+    )
+
+
+def _time(trainer: Trainer, phase: Phase) -> tuple[float, float]:
+    """Seconds per FLOP of a stage's gradients, and seconds of an update; on a GPU the update counts as gradients."""
+    length, cuda = phase.stop - phase.start, trainer.device.type == "cuda"
+    steps = sorted({phase.start + draw * length // DRAWS for draw in range(DRAWS)})
+    for step in steps if cuda else steps[:1]:  # a GPU compiles each kind of subnetwork when it first meets it
+        _train(trainer, step)
+    gradients = updates = spent = 0.0
+    count, rounds = 0, cycle([steps] if cuda else [[step] for step in steps])
+    while gradients + updates < ENOUGH:
+        start = _now(trainer.device)
+        timed = [_train(trainer, step) for step in next(rounds)]
+        end = _now(trainer.device)
+        updated = 0.0 if cuda else sum(step.update for step in timed)  # a GPU is not waited for between the two
+        gradients, updates = gradients + end - start - updated, updates + updated
+        spent, count = spent + sum(step.flops for step in timed), count + len(timed)
+    return gradients / spent, updates / count
+
+
+class _Step(NamedTuple):
+    """The FLOPs of a step, and the seconds that the program spent in its update."""
+
+    flops: float
+    update: float
+
+
+def _train(trainer: Trainer, step: int) -> _Step:
+    """Do what step `step` of the run does."""
+    if trainer.shape != (shape := trainer.method.shape(step)):
+        trainer.grow(shape)
+    trainer.step = step
+    subnetwork = trainer.method.subnetwork(step)
+    loss = trainer.gradients(subnetwork)
+    start = time.perf_counter()
+    trainer.update(loss)
+    return _Step(trainer.cost(subnetwork).total, time.perf_counter() - start)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _affordable(config: Config, cost: float) -> int:
+    """The sequences per step that a CPU computes in reasonable time; a whole batch has `cost` FLOPs."""
+    matrix = torch.ones(1024, 1024)
+    matrix @ matrix  # the first product starts threads
+    start = time.perf_counter()
+    for _ in range(4):
+        matrix @ matrix
+    seconds = cost * (time.perf_counter() - start) / (4 * 2 * 1024**3)
+    settings = config.train
+    if seconds <= LONGEST:
+        return settings.batch
+    return min(settings.batch // settings.accumulate, max(SMALLEST, int(settings.batch * LONGEST / seconds)))
+
+
+def _random_store(folder: Path, vocabulary: int, length: int) -> TokenStore:
+    """Prepared data of one domain, random tokens instead of text."""
+    dtype, count = dtype_for(vocabulary), WINDOWS * length
+    tokens = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, count)
+    tokens.astype(DTYPES[dtype]).tofile(folder / "random.tokens")
+    shards = (Shard("random.tokens", count, 0, "", ""),)
+    manifest = Manifest(vocabulary, dtype, "", (Part("random", 1.0, shards, shards),))
+    pad, _, cls, sep, mask = range(len(SPECIALS))
+    return TokenStore(folder, manifest, Vocabulary(vocabulary, pad, cls, sep, mask, len(SPECIALS)))
+
+
+def _process_peak() -> int:
+    """The most memory that this process ever had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"the CPU, {threads} thread{'s' if threads > 1 else ''}"

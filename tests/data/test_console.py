@@ -1,0 +1,69 @@
+"""What `raptr prepare` says at its end is a command that works as it stands."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from raptr.cli import main
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["raptr", *arguments])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def book(folder: Path, paragraphs: int) -> None:
+    text = "\n\n".join(f"Paragraph {i} of the book tells of {i * i} things and more." for i in range(paragraphs))
+    (folder / "book.txt").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("paragraphs", "length"), [(2000, 64), (40, None)])
+def test_from_a_book_to_a_run_by_the_command_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    paragraphs: int,
+    length: int | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    book(tmp_path, paragraphs)
+    assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "data/my book", "--vocabulary", "300") == 0
+    said = capsys.readouterr().err
+    assert f"{paragraphs:,} documents, one per paragraph" in said
+    (shown,) = [line.removeprefix("next") for line in said.splitlines() if line.startswith("next")]
+    program, command, recipe, *options = shlex.split(shown)
+    assert (program, command, recipe) == ("raptr", "pretrain", "demo")
+    assert options[:4] == ["--data", "data/my book", "--run", "runs/my book"]
+    assert ("--length" in options) == (length is None)
+    # The demo's own run, on other data, is not in the way.
+    (tmp_path / "runs" / "demo-raptr").mkdir(parents=True)
+    (tmp_path / "runs" / "demo-raptr" / "config.yaml").write_text("{}")
+    assert call(monkeypatch, command, recipe, *options, "--until", "1", "--batch", "2") == 0
+    assert (tmp_path / "runs" / "my book" / "metrics.jsonl").exists()
+
+
+def test_too_little_text_to_train_on_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("a\n\nb\n", encoding="utf-8")
+    assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "data/mine", "--vocabulary", "300") == 0
+    said = capsys.readouterr().err
+    assert "2 tokens in a row" in said
+    assert "raptr pretrain" not in said
+
+
+def test_the_recipe_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    book(tmp_path, 2000)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "mine", "--vocabulary", "300") == 0
+    assert "raptr pretrain bert-mini --data mine --run runs/mine" in capsys.readouterr().err

@@ -1,0 +1,32 @@
+"""Runs on several domains: both means of the held-out loss are in the table, and which is which is said."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from raptr.report import Run, read_run
+from raptr.report.tables import dicts, grid, summary
+
+
+def test_both_means_are_shown(make_run: Callable[..., Run]) -> None:
+    one = make_run("mixed")
+    last = replace(one.evals[-1], loss=3.0, loss_mixture=3.5, domains={"web": 2.5, "wiki": 4.0})
+    cells = grid(summary([replace(one, evals=(*one.evals[:-1], last)), make_run("plain")]))
+    table = dict(zip(cells.headings, zip(*cells.lines, strict=True), strict=True))
+    assert table["held-out loss"][0] == "3.000"
+    (heading,) = [heading for heading in cells.headings if "mixture" in heading]
+    assert table[heading] == ("3.500", "–")
+    assert any("held-out loss" in note and "windows" in note and "mixture" in note for note in cells.notes)
+    plain = grid(summary([make_run("plain")]))
+    assert not any("mixture" in text for text in (*plain.headings, *plain.notes))
+
+
+def test_it_is_read_from_the_records(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "environment.json").write_text("{}")
+    cost = {"tokens": 0, "flops": 0, "flops_layers": 0, "seconds": 0}
+    record = {"kind": "eval", "step": 0, "loss": 2.0, "loss_mixture": 2.5, "domains": {"a": 1.0, "b": 3.0}, **cost}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (row,) = dicts(summary([read_run(tmp_path)]))
+    assert (row["eval_loss"], row["eval_loss_mixture"]) == (2.0, 2.5)

@@ -1,0 +1,71 @@
+"""The results pages: their tables are those of the records beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.results import redraw
+from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
+
+
+@pytest.mark.parametrize("page", redraw.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_its_records(page: Page) -> None:
+    text = (redraw.RESULTS / f"{page.name}.md").read_text(encoding="utf-8")
+    assert redraw.redrawn(page, text) == text
+
+
+def test_figures_are_drawn_from_the_records() -> None:
+    drawn = [name for page in redraw.PAGES for name, draw in page.figures.items() if draw(redraw.records(page))]
+    assert {"boolean.png", "linear.png", "polynomial-length-small.png"} <= set(drawn)
+    for name in drawn:
+        assert (redraw.RESULTS / name).exists()
+
+
+def test_every_page_with_a_marked_table_is_listed() -> None:
+    marked = {path.stem for path in redraw.RESULTS.glob("*.md") if "<!-- table:" in path.read_text(encoding="utf-8")}
+    assert marked == {page.name for page in redraw.PAGES if page.tables}
+
+
+PAGE = Page(name="a", records={}, tables={"one": lambda _: "| 1 |"})
+
+
+def test_a_table_is_written_between_its_marks_and_stays() -> None:
+    once = redraw.redrawn(PAGE, "before\n\n<!-- table: one -->\nold\n<!-- end -->\n\nafter\n")
+    assert once == "before\n\n<!-- table: one -->\n\n| 1 |\n\n<!-- end -->\n\nafter\n"
+    assert redraw.redrawn(PAGE, once) == once
+
+
+@pytest.mark.parametrize("text", ["no mark", "<!-- table: two -->\n<!-- end -->", "<!-- table: one -->\nno end"])
+def test_a_table_without_its_mark_or_function_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.md.*one"):
+        redraw.redrawn(PAGE, text)
+
+
+def test_main_writes_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redraw, "ROOT", tmp_path)
+    monkeypatch.setattr(redraw, "RESULTS", tmp_path)
+    monkeypatch.setattr(redraw, "PAGES", (PAGE,))
+    page = tmp_path / "a.md"
+    page.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")
+    redraw.main()
+    written = page.stat().st_mtime_ns
+    assert "| 1 |" in page.read_text(encoding="utf-8")
+    redraw.main()
+    assert page.stat().st_mtime_ns == written
+
+
+def test_numbers_are_written_short() -> None:
+    assert [short(value) for value in (0, 0.00018, 0.0564, 1.5, 246.1, 12_345, 4.4e-16)] == [
+        "0.0",
+        "1.8e-4",
+        "0.056",
+        "1.5",
+        "246",
+        "12,345",
+        "4.4e-16",
+    ]
+    assert (fixed(-0.371, 2), fixed(-0.001, 2)) == ("−0.37", "0.00")
+    assert (rate(0.006), rate(1.5e-3)) == ("6e-3", "1.5e-3")
+    assert (with_deviation((0.0242, 0.0077)), with_deviation((None, None))) == ("0.0242 ± 0.008", "diverged")
+    assert ranged({"mean": -0.371, "low": -0.377, "high": -0.365}) == "−0.37 (−0.38 to −0.36)"
+    assert table(["a", "b"], [["1", ""]]) == "| a | b |\n|---|---|\n| 1 |  |"

@@ -1,0 +1,130 @@
+"""What every study shares: the device, an orderly stop, and a summary in the terminal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from raptr.cli import app
+from raptr.studies import STUDIES, conduct
+from raptr.studies.boolean import BOOLEAN
+from raptr.studies.findings import FINDINGS, findings, findings_table
+
+QUIET = Console(quiet=True)
+
+
+def test_cuda_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in STUDIES.values():
+        with pytest.raises(ValueError, match=r"device is cuda.*cpu"):
+            conduct(study, tmp_path, seeds=1, small=True, device="cuda", console=QUIET)
+    with pytest.raises(ValueError, match=r"device.*tpu.*auto, cpu, cuda"):
+        conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="tpu", console=QUIET)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_study_says_that_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "raptr", "study", "boolean", "--out", str(tmp_path), "--device", "cpu"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "boolean"
+    await_that(lambda: any(folder.glob("part-*.json")), process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "same command goes on" in " ".join(said.split())
+    assert "Traceback" not in said
+    assert not (folder / "result.json").exists()
+
+
+def await_that(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Wait up to a minute for something that a process does."""
+    for _ in range(1200):
+        if condition():
+            return
+        assert process.poll() is None
+        time.sleep(0.05)
+    raise AssertionError("nothing happened")
+
+
+def test_every_study_has_findings() -> None:
+    assert FINDINGS.keys() == {*STUDIES, "stability"}
+
+
+def test_the_command_ends_with_what_came_out(tmp_path: Path) -> None:
+    environment = {**os.environ, "COLUMNS": "160"}
+    arguments = ["study", "boolean", "--small", "--seeds", "1", "--out", str(tmp_path), "--device", "cpu"]
+    done = CliRunner().invoke(app, arguments, env=environment)
+    assert done.exit_code == 0
+    result = json.loads((tmp_path / "boolean-small" / "result.json").read_text(encoding="utf-8"))
+    for finding in findings(result):
+        assert finding.number in done.stdout, finding
+
+
+def loss(mean: float | None) -> dict[str, Any]:
+    return {"loss": (mean, None if mean is None else 0.25)}
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (
+            {"study": "polynomial", "methods": {"full": loss(1.5), "raptr": loss(None), "pld": {"loss": (2.5, 0.0)}}},
+            [("full", "1.5 ± 0.25"), ("raptr", "diverged"), ("pld", "2.5")],
+        ),
+        (
+            {"study": "polynomial-length", "lengths": [{"steps": 4000, "methods": {"pld-matched": loss(2.0)}}]},
+            [("pld-matched, 4,000", "2 ± 0.25")],
+        ),
+        (
+            {
+                "study": "linear",
+                "setting": {"widths": [100, 400], "shared": ["spread"]},
+                "cases": [
+                    {
+                        "width": width,
+                        "shared": "spread",
+                        "architecture": "residual + norm",
+                        "tau": 0.25,
+                        "gap_exponent": {"mean": -0.68, "low": -0.69, "high": -0.67},
+                    }
+                    for width in (100, 400)
+                ],
+            },
+            [("τ = 0.25", "−0.68 (−0.69 to −0.67)")],
+        ),
+        (
+            {
+                "study": "stability",
+                "gap": {"mean": 0.0037, "low": None, "high": None},
+                "exponents": {name: {"mean": 0.3, "low": 0.2, "high": 0.4} for name in ("norm", "psi")},
+            },
+            [("norm", "0.30 (0.20 to 0.40)"), ("Ψ", "0.30 (0.20 to 0.40)"), ("loss", "0.0037")],
+        ),
+    ],
+)
+def test_findings(result: dict[str, Any], shown: list[tuple[str, str]]) -> None:
+    found = findings(result)
+    assert len(found) == len(shown)
+    for finding, (quantity, number) in zip(found, shown, strict=True):
+        assert quantity in finding.quantity
+        assert finding.number == number
+    assert findings_table(result).row_count == len(shown)
+
+
+@pytest.mark.parametrize(("option", "value"), [("seeds", "3"), ("steps", "50"), ("small", None)])
+def test_stability_refuses_what_it_does_not_take(tmp_path: Path, option: str, value: str | None) -> None:
+    arguments = ["study", "stability", str(tmp_path), f"--{option}", *([value] if value else [])]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ValueError)
+    assert f"{option} is" in str(done.exception)
+    assert "stability" in str(done.exception)
