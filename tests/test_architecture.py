@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"hashing", "settings", "subnetworks", "growth", "data", "models", "methods"},
     "report": set(),
     "recipes": set(),
-    "studies": {"hashing", "subnetworks", "data", "models", "methods", "train", "report"},
+    "studies": {"hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "methods", "recipes", "report", "settings", "train"},
     "failures": {"train"},
     "cli": {"comparison", "data", "failures", "methods", "models", "recipes", "report", "settings", "studies", "train"},

@@ -1,5 +1,6 @@
-"""What the README shows is run here as it stands there."""
+"""What the README and the guide show is run here as it stands there."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,9 +10,13 @@ import yaml
 
 from raptr.cli import main
 from raptr.comparison import read_comparison
+from raptr.comparison.results import read_rows
+from raptr.comparison.table import finals
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-PROGRAMS = [p for p in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "from raptr" in p]
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+PROGRAMS = [p for p in re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL) if "from raptr" in p]
 
 
 def test_the_llama_loop_learns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +33,7 @@ def test_the_bert_example_names_the_idle_layers(capsys: pytest.CaptureFixture[st
 def test_the_plan_is_what_the_command_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = re.search(r"```\n\$ (raptr plan .*?)\n(.*?)```", README, flags=re.DOTALL)
+    shown = re.search(r"```\n\$ (raptr plan .*?)\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert shown is not None
     monkeypatch.setattr(sys, "argv", shown[1].split())
     monkeypatch.setenv("COLUMNS", "100")
@@ -41,13 +46,33 @@ def test_the_plan_is_what_the_command_prints(
 
 
 def test_the_comparison_is_one() -> None:
-    shown = re.search(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    shown = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert shown is not None
     comparison = read_comparison(yaml.safe_load(shown[1]))
     assert [entry.label for entry in comparison.entries] == ["full", "full (reduced)", "raptr", "raptr, zeros", "pld"]
     assert comparison.count == 3 * (3 + 3 + 3 + 1 + 3)
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\((?!https?://)([^)]+)\)", README))
-def test_links_lead_somewhere(path: str) -> None:
-    assert (Path(__file__).parents[1] / path).exists()
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md")) + sorted(ROOT.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)  # code has no links
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):
+        path, _, section = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if section:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert section in [heading.lower().replace(" ", "-") for heading in headings], link
+
+
+def test_the_readme_quotes_the_long_runs() -> None:
+    record = json.loads((ROOT / "docs" / "results" / "long.json").read_text(encoding="utf-8"))
+    for row in finals(read_rows(record)):
+        for difference in (row.to_reduced, row.to_full) if "full" not in row.label else ():
+            assert difference is not None
+            assert difference.interval is not None
+            side = "better" if difference.mean < 0 else "worse"
+            assert f"{abs(difference.mean):.3f} ± {difference.interval:.3f} {side}" in README

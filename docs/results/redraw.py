@@ -15,12 +15,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages import boolean, comparison, linear, polynomial, speed
+from docs.results.pages import boolean, comparison, linear, polynomial, speed, stability
 from docs.results.pages.contract import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-PAGES: tuple[Page, ...] = (boolean.PAGE, *comparison.PAGES, linear.PAGE, polynomial.PAGE, speed.PAGE)
+PAGES: tuple[Page, ...] = (
+    boolean.PAGE,
+    *comparison.PAGES,
+    linear.PAGE,
+    polynomial.PAGE,
+    speed.PAGE,
+    stability.PAGE,
+)
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

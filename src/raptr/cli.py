@@ -25,7 +25,8 @@ from raptr.models.bert import SIZES
 from raptr.recipes import RECIPES
 from raptr.report import write_report
 from raptr.settings import load_yaml, nearest, nested, parse_setting
-from raptr.studies import STUDIES, conduct, findings_table, stoppable, study_stability
+from raptr.studies import NAMES as STUDIES
+from raptr.studies import conduct_named, findings_table
 from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.loop import pretrain as run_pretraining
 from raptr.train.measure import measure
@@ -37,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # "rich" would drop what stands in square brackets
 )
 
-STABILITY = "stability"
 ScheduleOption = Annotated[
     str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
 ]
@@ -258,7 +258,7 @@ def export(
 
 @app.command()
 def study(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join([*STUDIES, STABILITY])}.")],
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(STUDIES)}.")],
     run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
@@ -270,20 +270,9 @@ def study(
 ) -> None:
     """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. Stopped, it goes on where it was."""
     console = Console(stderr=True)
-    names = [*STUDIES, STABILITY]
-    if name not in names:
-        raise ValueError(f"study is {name!r}; {nearest(name, names)}allowed: {', '.join(names)}")
-    if (run is None) == (name == STABILITY):
-        raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
-    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or ()}
-    if run is not None and (set_ones := [option for option, value in given.items() if value]):
-        raise ValueError(f"{set_ones[0]} is {given[set_ones[0]]}; the study {STABILITY} does not take it")
+    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
     try:
-        with stoppable():
-            if run is not None:
-                folder = study_stability(run, out, device=device, console=console)
-            else:
-                folder = conduct(STUDIES[name], out, device=device, console=console, **given)
+        folder = conduct_named(name, run, out, **given, console=console)
     except KeyboardInterrupt:
         console.print("stopped; what was finished is kept, and the same command goes on")
         raise typer.Exit(3) from None

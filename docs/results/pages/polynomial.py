@@ -36,7 +36,9 @@ def small_lengths(records: Records) -> str:
 
 def lengths(records: Records) -> str:
     """The full setting at several lengths."""
-    return "Not run yet." if records["lengths"] is None else _lengths(records["lengths"])
+    if records["lengths"] is None:
+        return "Not run yet."
+    return f"{_lengths(records['lengths'])}\n\n![final loss by length, and the longest runs](polynomial-length.png)"
 
 
 def _lengths(result: dict[str, Any]) -> str:

@@ -26,12 +26,12 @@ def full_model(records: Records) -> str:
 def peers(records: Records) -> str:
     """BERT-Base beside Hugging Face's model; the like-for-like ones once they are measured."""
     rows = []
-    for record in (records["peers"], records["speed"]):
+    for run, record in (("", records["peers"]), (", one fixed batch", records["speed"])):
         if record is not None:
             one, rate = record["cases"][0], record["matrix product, FLOP/s"]
             ours = next(name for name in ("static 12", "gather 12") if name in one["milliseconds"])
             wanted = [ours, *(name for name in one["milliseconds"] if name.startswith("Hugging Face"))]
-            named = {name: "raptr, full model" if name == ours else name for name in wanted}
+            named = {name: "raptr, full model" if name == ours else f"{name}{run}" for name in wanted}
             rows += [[*_row(named[name], one, name, rate), fixed(one["flops"][name] / 1e12, 1)] for name in wanted]
     head = ["BERT-Base, 256 × 128", "ms a step", "tokens/s", "share of the matrix-product rate", "TFLOP a step"]
     return table(head, rows)

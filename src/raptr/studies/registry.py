@@ -1,0 +1,45 @@
+"""Every study by its name, and the way to run one by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from raptr.settings import nearest
+from raptr.studies.boolean import BOOLEAN
+from raptr.studies.contract import Study, conduct, stoppable
+from raptr.studies.linear import LINEAR
+from raptr.studies.polynomial import POLYNOMIAL
+from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH
+from raptr.studies.stability import study_stability
+
+STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, POLYNOMIAL_LENGTH, BOOLEAN, LINEAR)}
+STABILITY = "stability"  # of a trained run; the others train their own
+NAMES = (*STUDIES, STABILITY)
+
+
+def conduct_named(
+    name: str,
+    run: Path | None,
+    out: Path,
+    *,
+    seeds: int | None,
+    small: bool,
+    steps: Sequence[int],
+    device: str,
+    console: Console,
+) -> Path:
+    """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished parts are kept."""
+    if name not in NAMES:
+        raise ValueError(f"study is {name!r}; {nearest(name, NAMES)}allowed: {', '.join(NAMES)}")
+    if (run is None) == (name == STABILITY):
+        raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
+    options: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps}
+    with stoppable():
+        if run is None:
+            return conduct(STUDIES[name], out, **options, device=device, console=console)
+        for option, value in options.items():
+            if value:
+                raise ValueError(f"{option} is {value}; the study {STABILITY} does not take it")
+        return study_stability(run, out, device=device, console=console)
