@@ -19,7 +19,8 @@ from docs.results.pages import boolean, comparison, linear, polynomial, speed, s
 from docs.results.pages.contract import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results"
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
 PAGES: tuple[Page, ...] = (
     boolean.PAGE,
     *comparison.PAGES,
@@ -50,7 +51,7 @@ def redrawn(page: Page, text: str) -> str:
 def main() -> None:
     """Write what has changed, and say so."""
     for page in PAGES:
-        path = (RESULTS / f"{page.name}.md").resolve()
+        path = DOCS / f"{page.name}.md"
         _write(path, redrawn(page, path.read_text("utf-8")).encode())
         found = records(page)
         for name, draw in page.figures.items():

@@ -10,7 +10,7 @@ from docs.results.pages.contract import Page, fixed, ranged, rate, short, table,
 
 @pytest.mark.parametrize("page", redraw.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_a_page_are_those_of_its_records(page: Page) -> None:
-    text = (redraw.RESULTS / f"{page.name}.md").read_text(encoding="utf-8")
+    text = (redraw.DOCS / f"{page.name}.md").read_text(encoding="utf-8")
     assert redraw.redrawn(page, text) == text
 
 
@@ -22,7 +22,11 @@ def test_figures_are_drawn_from_the_records() -> None:
 
 
 def test_every_page_with_a_marked_table_is_listed() -> None:
-    marked = {path.stem for path in redraw.RESULTS.glob("*.md") if "<!-- table:" in path.read_text(encoding="utf-8")}
+    marked = {
+        str(path.relative_to(redraw.DOCS).with_suffix(""))
+        for path in redraw.DOCS.rglob("*.md")
+        if "<!-- table:" in path.read_text(encoding="utf-8")
+    }
     assert marked == {page.name for page in redraw.PAGES if page.tables}
 
 
@@ -43,6 +47,7 @@ def test_a_table_without_its_mark_or_function_is_refused(text: str) -> None:
 
 def test_main_writes_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redraw, "ROOT", tmp_path)
+    monkeypatch.setattr(redraw, "DOCS", tmp_path)
     monkeypatch.setattr(redraw, "RESULTS", tmp_path)
     monkeypatch.setattr(redraw, "PAGES", (PAGE,))
     page = tmp_path / "a.md"

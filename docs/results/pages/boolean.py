@@ -84,7 +84,7 @@ def _loss(one: dict[str, Any], name: str) -> str:
 
 
 PAGE = Page(
-    name="boolean",
+    name="results/boolean",
     records={"result": "docs/results/boolean.json"},
     tables={"limits": limits, "exponents": exponents, "one-layer": one_layer, "variants": variants},
     figures={"boolean.png": lambda records: BOOLEAN.plot(records["result"])},

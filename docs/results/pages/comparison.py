@@ -125,8 +125,13 @@ CARDS = {
 }
 
 PAGES = (
-    *(Page(f"../methods/{card}", SHORT | LONG, {"measured": measured(*labels)}) for card, labels in CARDS.items()),
-    Page("long", LONG, {"best": best("long"), "every": every("long")}, {"long.png": _figure("long")}),
-    Page("compare", SHORT, {"best": best("compare"), "every": every("compare")}, {"compare.png": _figure("compare")}),
-    Page("choices", SHORT | LONG, {"choices": choices, "scaling": scaling, "peaks": peaks}),
+    *(Page(f"methods/{card}", SHORT | LONG, {"measured": measured(*labels)}) for card, labels in CARDS.items()),
+    Page("results/long", LONG, {"best": best("long"), "every": every("long")}, {"long.png": _figure("long")}),
+    Page(
+        "results/compare",
+        SHORT,
+        {"best": best("compare"), "every": every("compare")},
+        {"compare.png": _figure("compare")},
+    ),
+    Page("results/choices", SHORT | LONG, {"choices": choices, "scaling": scaling, "peaks": peaks}),
 )

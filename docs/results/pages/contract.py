@@ -11,7 +11,7 @@ Records = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Page:
-    """A page's records (path from the repository's root, by name), its tables and its figures (by file name)."""
+    """A page (its path below docs/, without .md), its records (paths from the root), its tables and its figures."""
 
     name: str
     records: dict[str, str]

@@ -116,7 +116,7 @@ def wide(records: Records) -> str:
 
 
 PAGE = Page(
-    name="linear",
+    name="results/linear",
     records={"result": "docs/results/linear.json"},
     tables={"exponents": exponents, "lemmas": lemmas, "alignment": alignment, "wide": wide},
     figures={"linear.png": lambda records: LINEAR.plot(records["result"])},

@@ -74,7 +74,7 @@ def _drawn(records: Records, name: str) -> Figure | None:
 
 
 PAGE = Page(
-    name="polynomial",
+    name="results/polynomial",
     records={
         "small": "docs/results/polynomial-small.json",
         "small lengths": "docs/results/polynomial-length-small.json",

@@ -77,7 +77,7 @@ def speed_ups(records: Records) -> str:
 
 
 PAGE = Page(
-    name="speed",
+    name="results/speed",
     records={
         "speed": "benchmarks/results/bert_speed.json",
         "again": "benchmarks/results/bert_speed_large.json",

@@ -30,7 +30,7 @@ def models(records: Records) -> str:
 
 
 PAGE = Page(
-    name="stability",
+    name="results/stability",
     records={
         "minus one": "docs/results/stability-minus-one.json",
         "full": "docs/results/stability-full.json",
