@@ -127,7 +127,7 @@ def test_a_device_given_on_the_command_line_is_every_runs() -> None:
 def test_a_number_that_yaml_takes_for_a_text() -> None:
     written = yaml.safe_load("peaks: [1e-3, 1.0e-3, 2e-3]")
     assert written["peaks"][0] == "1e-3"
-    with pytest.raises(ValueError, match=r"peaks is \[0.001, 0.001, 0.002\]; a list of one or more different"):
+    with pytest.raises(ValueError, match=r"peaks is \[0.001, 0.001, 0.002\]"):
         read_comparison(given(**written))
 
 
@@ -195,7 +195,7 @@ def test_a_budget_below_one_step() -> None:
 def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
     asked = given(peaks=[0.1])
     asked["settings"]["optimizer"]["peak"] = 0.2
-    with pytest.raises(ValueError, match=r"settings.optimizer.peak and peaks are both given; one of them is allowed"):
+    with pytest.raises(ValueError, match=r"settings.optimizer.peak and peaks"):
         read_comparison(asked)
 
 

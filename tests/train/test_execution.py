@@ -215,9 +215,9 @@ def test_forms_that_do_not_fit_together_are_refused() -> None:
     def config(**sections: dict[str, object]) -> Config:
         return Config.read({"train": {"steps": 10, "execution": "gather", **sections.pop("train", {})}, **sections})
 
-    with pytest.raises(ValueError, match=r"train.execution is 'gather' with train.recompute; auto and skip"):
+    with pytest.raises(ValueError, match=r"train.execution is 'gather'.*train.recompute"):
         config(train={"recompute": True})
-    with pytest.raises(ValueError, match=r"train.execution is 'gather' with data.isolate_documents; auto and skip"):
+    with pytest.raises(ValueError, match=r"train.execution is 'gather'.*data.isolate_documents"):
         config(data={"isolate_documents": True})
 
 
