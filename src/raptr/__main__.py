@@ -7,7 +7,7 @@ from raptr.failures import importing, reported
 def main() -> None:
     """Import the command line and run it."""
     with reported(), importing():
-        require_train("The command raptr")
+        require_train("the command raptr")
         from raptr.cli import main as run
 
     run()

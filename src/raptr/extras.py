@@ -13,4 +13,7 @@ def require_train(user: str) -> None:
     """Refuse `user` at once where a package of the extra is missing: some are imported only at the end of a run."""
     missing = [module for module in TRAIN if find_spec(module) is None]
     if missing:
-        raise MissingExtra(f"{user} needs {', '.join(missing)}; install it with pip install 'raptr[train]'")
+        raise MissingExtra(
+            f"{user} needs the extra train (not installed: {', '.join(missing)}); "
+            "install it with pip install 'raptr[train]'"
+        )
