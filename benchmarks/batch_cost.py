@@ -18,8 +18,11 @@ from pathlib import Path
 
 import torch
 
-from raptr.data import Batch, TrainData, open_store
-from raptr.models.bert import SIZES, Bert
+from raptr.data import open_store
+from raptr.data.batch import Batch
+from raptr.data.source import TrainData
+from raptr.models.bert import Bert
+from raptr.models.sizes import SIZES
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
 

@@ -38,9 +38,11 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
-from raptr.data import TrainData, open_store
+from raptr.data import open_store
 from raptr.data.batch import Batch
+from raptr.data.source import TrainData
 from raptr.models import bert
+from raptr.models.sizes import SIZES, BertConfig
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops
@@ -144,9 +146,9 @@ class Bench:
         cost = {"sequences": self.case.batch, "length": self.case.length, "masked": positions}
         self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
 
-    def dimensions(self) -> bert.BertConfig:
+    def dimensions(self) -> BertConfig:
         """The model's, with the vocabulary of the data."""
-        return replace(bert.SIZES[self.case.size], vocabulary=self.store.vocabulary.size, positions=self.case.length)
+        return replace(SIZES[self.case.size], vocabulary=self.store.vocabulary.size, positions=self.case.length)
 
 
 def quick_weights(model: torch.nn.Module, seed: int) -> None:
@@ -233,11 +235,12 @@ COMPILED = ("eager", "compiled", "compiled by block")
 PEERS = tuple(f"Hugging Face, {head}, {how}" for head in HEADS for how in COMPILED)
 
 
-def hugging_face(config: bert.BertConfig) -> Any:
+def hugging_face(config: BertConfig) -> Any:
     """A `BertForMaskedLM` of these dimensions, without dropout."""
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers import BertConfig as StockConfig
+    from transformers import BertForMaskedLM
 
-    stock = BertConfig(
+    stock = StockConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,
         num_hidden_layers=config.layers,
@@ -293,7 +296,7 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
 def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
     """All ways of one case."""
     bench = Bench(case, data)
-    sizes = [stage.size for stage in Schedule.recommended(bert.SIZES[case.size].layers, FOREVER).stages]
+    sizes = [stage.size for stage in Schedule.recommended(SIZES[case.size].layers, FOREVER).stages]
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
     raptr = bench.trainer("raptr", "gather")
     skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
@@ -319,7 +322,7 @@ def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str
 def measure_peers(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
     """Our full model and the peers."""
     bench = Bench(case, data)
-    layers = bert.SIZES[case.size].layers
+    layers = SIZES[case.size].layers
     bench.way(f"static {layers}", bench.trainer("full", "auto"), 0)
     add_peers(bench, peers)
     return interleaved(bench, blocks, steps)

@@ -85,7 +85,7 @@ def test_an_unforeseen_error_says_where_the_run_is(
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr("raptr.cli.run_pretraining", fail)
+    monkeypatch.setattr("raptr.train.loop.pretrain", fail)
     (tmp_path / "run" / "checkpoints" / "step-5").mkdir(parents=True)
     assert call(monkeypatch, "pretrain", "--run", str(tmp_path / "run")) == 70
     assert re.search(f"RuntimeError: odd.*{tmp_path / 'run'}.*step 5", capsys.readouterr().err)

@@ -11,7 +11,7 @@ import pytest
 
 import raptr
 from raptr.failures import reported, work_in
-from raptr.train.safety import Diverged
+from raptr.train.diverged import Diverged
 
 PROGRAM = [sys.executable, "-m", "raptr"]
 
@@ -89,7 +89,7 @@ def test_ctrl_c_while_torch_is_imported(tmp_path: Path) -> None:
     )
     source = str(Path(raptr.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
-    ended = subprocess.run([*PROGRAM, "--help"], env=environment, capture_output=True, text=True, timeout=50)
+    ended = subprocess.run([*PROGRAM, "plan"], env=environment, capture_output=True, text=True, timeout=50)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "raptr: interrupted\n")
 
 

@@ -12,6 +12,8 @@ Names are imported on first use, so that `import raptr` alone does not import to
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from raptr.extras import require_train
+
 if TYPE_CHECKING:
     from raptr.comparison import compare
     from raptr.methods import METHODS, Method, make_method
@@ -56,6 +58,7 @@ _MODULES = {
     "pretrain": "raptr.train.loop",
     "running": "raptr.models.attach",
 }
+_TRAIN = {"Config", "compare", "pretrain"}  # the names that need the extra `train`
 
 
 if not TYPE_CHECKING:  # or a type checker would accept any name
@@ -63,6 +66,8 @@ if not TYPE_CHECKING:  # or a type checker would accept any name
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module 'raptr' has no attribute {name!r}")
+        if name in _TRAIN:
+            require_train(f"raptr.{name}")
         value: object = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value  # found without this function from now on
         return value

@@ -1,36 +1,34 @@
-"""The command line: parsing only. Errors and exit codes: failures.py."""
+"""The command line: parsing only. Errors and exit codes: failures.py.
+
+The help needs no torch, matplotlib or transformers: the commands import what does.
+"""
 
 import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from raptr.comparison import compare as run_comparison
-from raptr.comparison import read_comparison, read_file
 from raptr.data.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
 from raptr.data.domains import parse_domain, with_valid
 from raptr.data.preparation import VOCABULARY, prepare_corpus
 from raptr.data.reading import DOCUMENTS
 from raptr.data.request import HELD_OUT
-from raptr.failures import EXIT_CODES, reported, work_in
+from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
-from raptr.models.bert import SIZES
+from raptr.models.sizes import SIZES
 from raptr.recipes import RECIPES
-from raptr.report import write_report
-from raptr.settings import load_yaml, nearest, nested, parse_setting
-from raptr.studies import NAMES as STUDIES
-from raptr.studies import conduct_named, findings_table
-from raptr.train.config import BUILTIN, Config, merged
-from raptr.train.loop import pretrain as run_pretraining
-from raptr.train.measure import measure
-from raptr.train.plan import plan_run
+from raptr.settings import nearest, nested
+from raptr.strict_yaml import parse_setting, read_yaml
+from raptr.studies.findings import FINDINGS, findings_table
+
+if TYPE_CHECKING:
+    from raptr.train.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,6 +132,10 @@ def pretrain(
         return
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
+    with importing():
+        from raptr.report import write_report
+        from raptr.train.config import BUILTIN
+        from raptr.train.loop import pretrain as run_pretraining
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
     _say(console, f"run     {folder}")
     if full.data.source == BUILTIN:
@@ -239,6 +241,10 @@ def prepare(
             say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
         )
     console.print(preparation_table(store))
+    with importing():
+        import torch
+
+        from raptr.train.config import Config
     recipe = "bert-mini" if torch.cuda.is_available() else "demo"
     command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
     console.print(escape(command), highlight=False, soft_wrap=True)
@@ -258,7 +264,7 @@ def export(
 
 @app.command()
 def study(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(STUDIES)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FINDINGS)}.")],
     run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
@@ -269,6 +275,8 @@ def study(
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
 ) -> None:
     """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. Stopped, it goes on where it was."""
+    with importing():
+        from raptr.studies.registry import conduct_named
     console = Console(stderr=True)
     given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
     try:
@@ -300,6 +308,9 @@ def compare(
     at its whole length and at a reduced one, fully decayed. Leaves compare.md, compare.json and compare.png; a
     comparison that was stopped goes on where it was when the same command is given again.
     """
+    with importing():
+        from raptr.comparison import compare as run_comparison
+        from raptr.comparison import read_comparison, read_file
     given = read_file(file)
     if dry_run:
         Console().print(read_comparison(given, device=device).table())
@@ -323,6 +334,8 @@ def report(
     out: Annotated[Path, typer.Option(help="Where to write the page, the plot and the tables.")] = Path("runs/report"),
 ) -> None:
     """Compare runs: a table, a plot of their losses, and a page to explore losses, speed and settings in."""
+    with importing():
+        from raptr.report import write_report
     written = write_report(runs, out)
     console = Console()
     console.print(written.table)
@@ -336,32 +349,32 @@ def _say(console: Console, text: str) -> None:
 
 
 def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
-    from raptr.train.exporting import export as write_export  # imports transformers, which is slow
-
+    with importing():
+        from raptr.train.exporting import export as write_export
     return write_export(run, out, layers=layers, step=step)
 
 
-def _show_plan(config: Config, *, timed: bool = False, as_json: bool = False) -> None:
-    planned = plan_run(config)
-    measured = measure(config, Console(stderr=True)) if timed else None
-    if as_json:
-        typer.echo(json.dumps({**planned.json(), **({"measured": measured.json()} if measured else {})}, indent=2))
-        return
-    Console().print(planned.table())
-    if measured is not None:
-        Console().print(measured.table())
+def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) -> None:
+    with importing():
+        from raptr.train.console import show_plan
+
+        if timed:
+            from raptr.train.measure import measure
+    show_plan(config, measure(config, Console(stderr=True)) if timed else None, as_json=as_json)
 
 
 def _resolve(
     recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
-) -> Config:
+) -> "Config":
     """Recipe, then file, then options: the later replaces the earlier."""
+    with importing():
+        from raptr.train.config import Config, merged
     settings: dict[str, Any] = {}
     if recipe is not None:
         if recipe not in RECIPES:
             raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
         settings = dict(RECIPES[recipe]())
-    settings = merged(settings, _read_file(file) if file else {})
+    settings = merged(settings, _read_sections(file) if file else {})
     options = {name: value for name, value in given.items() if value is not None}
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
@@ -369,18 +382,11 @@ def _resolve(
     return Config.read(merged(settings, nested(options)))
 
 
-def _read_file(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        read = load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"config {str(path)!r} is not valid YAML: {_one_line(error)}") from error
+def _read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    read = read_yaml(path, "config")
     if not isinstance(read, dict) or not all(isinstance(values, dict) for values in read.values()):
         raise ValueError(f"config {str(path)!r} is not a mapping of sections; the config.yaml of any run is one")
     return read
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def main() -> None:

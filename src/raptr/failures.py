@@ -13,6 +13,7 @@ goes to a file, or to the terminal where RAPTR_TRACEBACK is set.
 
 import errno
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -20,10 +21,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
-from raptr.train import checkpoint
-from raptr.train.safety import Diverged
+from raptr.extras import MissingExtra
+from raptr.train.diverged import Diverged
 
 TRACEBACK = "RAPTR_TRACEBACK"
 EXIT_CODES = (
@@ -42,7 +44,7 @@ def reported() -> Iterator[None]:
         if ended.code == 130:  # typer ends an interrupted command without a word
             print("raptr: interrupted", file=sys.stderr)
         raise
-    except ValueError as error:
+    except (ValueError, MissingExtra) as error:
         _leave(str(error), 2)
     except OSError as error:
         _leave(" ".join([_file_problem(error), *_notes(error)]), 2)
@@ -63,10 +65,38 @@ def work_in(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if folder.is_dir():
-            steps = checkpoint.steps(folder / "checkpoints")
-            saved = f", its newest checkpoint is from step {steps[-1]:,}" if steps else ""
-            error.add_note(f"The work so far is in {folder}{saved}; the same command continues from there.")
+            error.add_note(f"The work so far is in {folder}{_newest(folder)}; the same command continues from there.")
         raise
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl-C end the program at once, since imports of torch and its like take seconds.
+
+    An exception in the middle of an import may be swallowed or turned into another.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a parent may have set it to be ignored
+        signal.signal(signal.SIGINT, _interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"raptr: interrupted\n")
+    os._exit(130)
+
+
+def _newest(run: Path) -> str:
+    """Which checkpoint is the newest; nothing where there is none."""
+    if not (run / "checkpoints").is_dir():
+        return ""
+    from raptr.train import checkpoint  # imports torch, as whoever wrote a checkpoint has done before
+
+    steps = checkpoint.steps(run / "checkpoints")
+    return f", its newest checkpoint is from step {steps[-1]:,}" if steps else ""
 
 
 def _notes(error: Exception) -> list[str]:

@@ -10,19 +10,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bert_speed
-from raptr.data import TokenStore, TrainData
+from raptr.data import TokenStore
+from raptr.data.source import TrainData
 from raptr.models import bert
+from raptr.models.sizes import SIZES, BertConfig
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
-TINY = bert.BertConfig(layers=2, width=32, heads=2, head_size=16, mlp=64, vocabulary=600, positions=32)
+TINY = BertConfig(layers=2, width=32, heads=2, head_size=16, mlp=64, vocabulary=600, positions=32)
 
 
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark, with its compiler replaced by one that only traces: speed is not the matter here."""
-    monkeypatch.setitem(bert.SIZES, "tiny", TINY)
+    monkeypatch.setitem(SIZES, "tiny", TINY)
     monkeypatch.setattr(bert, "initialise", bert_speed.quick_weights)  # as main() does, which would leave it so
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, **rest: compiler(fn, **{**rest, "backend": "eager"}))

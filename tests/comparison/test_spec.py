@@ -202,7 +202,7 @@ def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("entries: [", "is no YAML"),
+        ("entries: [", r"file\.yaml.*YAML"),
         ("- 1", "a mapping with settings and"),
         ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' appears twice"),
     ],

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from raptr.data import EvalData, TokenStore, TrainData, prepare_builtin
+from raptr.data import TokenStore, prepare_builtin
 from raptr.data.corpus import Document
+from raptr.data.source import EvalData, TrainData
 from raptr.data.store import Split
 
 

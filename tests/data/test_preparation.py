@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from raptr.data import DomainSource, Progress, TokenStore, TrainData, parse_domain, prepare, prepare_corpus
+from raptr.data import DomainSource, Progress, TokenStore, parse_domain, prepare, prepare_corpus
 from raptr.data.corpus import Document
 from raptr.data.domains import with_valid
+from raptr.data.source import TrainData
 from raptr.data.store import SPLITS, Split
 from raptr.data.tokenizer import train
 

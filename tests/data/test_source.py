@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from raptr.data import Batch, Document, EvalData, TokenStore, TrainData, prepare
+from raptr.data import Document, TokenStore, prepare
+from raptr.data.batch import Batch
+from raptr.data.source import EvalData, TrainData
 from raptr.data.store import Split
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from raptr.data.batch import Batch
 from raptr.methods import make_method
-from raptr.models.bert import SIZES, Bert, BertConfig, Block
+from raptr.models.bert import Bert, Block
+from raptr.models.sizes import SIZES, BertConfig
 from raptr.subnetworks import Shape, Subnetwork
 
 CONFIG = BertConfig(layers=5, width=24, heads=4, head_size=6, mlp=48, vocabulary=50, positions=16, parts=4)

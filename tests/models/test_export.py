@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from raptr.data.tokenizer import Vocabulary, load, train, vocabulary_of
-from raptr.models.bert import Bert, BertConfig
+from raptr.models.bert import Bert
 from raptr.models.export import save, stock_tokenizer, to_transformers
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
 
 LAYERS, POSITIONS = 5, 24

@@ -16,9 +16,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from raptr.cli import app
-from raptr.studies import STUDIES, conduct
 from raptr.studies.boolean import BOOLEAN
+from raptr.studies.contract import conduct
 from raptr.studies.findings import FINDINGS, findings, findings_table
+from raptr.studies.registry import STUDIES
 
 QUIET = Console(quiet=True)
 

@@ -15,12 +15,14 @@ from torch import Tensor
 from transformers import BertConfig as StockBertConfig
 from transformers import BertForMaskedLM
 
-from raptr.data import EvalData, TokenStore
+from raptr.data import TokenStore
 from raptr.data.batch import Batch
+from raptr.data.source import EvalData
 from raptr.methods.pld import PLD
-from raptr.models.bert import Bert, BertConfig
+from raptr.models.bert import Bert
 from raptr.models.export import to_transformers
 from raptr.models.inputs import block_inputs
+from raptr.models.sizes import BertConfig
 from raptr.studies import stability
 from raptr.studies.stability import measure, probe_attached, probe_bert, stability_of, study_stability
 from raptr.subnetworks import Subnetwork

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from raptr.data import EvalData, TokenStore, parse_domain, prepare_corpus
+from raptr.data import TokenStore, parse_domain, prepare_corpus
+from raptr.data.source import EvalData
 from raptr.train.config import Config
 from tests.train.legs import leg, records
 

@@ -12,9 +12,10 @@ from torch._dynamo.utils import counters
 
 from raptr.data.batch import Batch
 from raptr.methods import make_method
-from raptr.models.bert import Bert, BertConfig
+from raptr.models.bert import Bert
 from raptr.models.fused import KERNELS
 from raptr.models.inputs import BlockInputs, pack
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings

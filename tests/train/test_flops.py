@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raptr.data.batch import Batch
 from raptr.methods import make_method
-from raptr.models.bert import SIZES, Bert, BertConfig
+from raptr.models.bert import Bert
+from raptr.models.sizes import SIZES, BertConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train.flops import flops, planned_flops
 from raptr.train.plan import plan

@@ -12,9 +12,10 @@ from raptr.data import Document, TokenStore, prepare
 from raptr.methods import METHODS
 from raptr.train import checkpoint
 from raptr.train.config import Config
+from raptr.train.diverged import Diverged
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
-from raptr.train.safety import Diverged, StopRequest
+from raptr.train.safety import StopRequest
 from tests.train.legs import QUIET, differing, leg, records
 
 CPU = torch.device("cpu")

@@ -11,6 +11,7 @@ from raptr.methods import METHODS
 from raptr.subnetworks import Subnetwork
 from raptr.train import measure as measuring
 from raptr.train.config import Config
+from raptr.train.console import measurement_table
 from raptr.train.flops import expected_flops
 from raptr.train.loop import Trainer
 from raptr.train.measure import measure
@@ -92,6 +93,6 @@ def test_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2**20 < measured.peak_memory < 2**40
     assert measured.gpu_found == torch.cuda.is_available()
     assert json.loads(json.dumps(measured.json()))["hours"] == measured.hours
-    caption = str(measured.table().caption)
+    caption = str(measurement_table(measured).caption)
     assert ("No GPU was found" in caption) == (not torch.cuda.is_available())
     assert "GiB" in caption

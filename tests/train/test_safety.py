@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from raptr.data import Document, prepare
 from raptr.train import checkpoint
-from raptr.train.safety import Diverged, FiniteCheck, OutOfMemory, StopRequest, locked, memory_named
+from raptr.train.diverged import Diverged
+from raptr.train.safety import FiniteCheck, OutOfMemory, StopRequest, locked, memory_named
 
 RAPTR = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from raptr.cli import main; main()"]
 SMALL = ["--set", "model.width=16", "--set", "model.heads=4", "--set", "model.head_size=4", "--set", "model.mlp=16"]

@@ -34,9 +34,10 @@ from raptr.comparison.search import wanted
 from raptr.comparison.spec import FULL, Comparison, PlannedRun, read_comparison, read_file
 from raptr.report.runs import Run
 from raptr.train.config import differences
+from raptr.train.diverged import Diverged
 from raptr.train.loop import open_data, pretrain
 from raptr.train.run import RunFolder, write_file
-from raptr.train.safety import Diverged, StopRequest, locked
+from raptr.train.safety import StopRequest, locked
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Lock as SharedLock

@@ -30,14 +30,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
 from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
-from raptr.settings import load_yaml, nearest, read
+from raptr.settings import nearest, read
+from raptr.strict_yaml import read_yaml
 from raptr.train.config import Config, Precision
 from raptr.train.flops import planned_flops
 
@@ -163,10 +163,7 @@ class _Own:
 
 def read_file(path: Path) -> dict[str, Any]:
     """A comparison's YAML file as it stands there."""
-    try:
-        given = load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"comparison {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    given = read_yaml(path, "comparison")
     if not isinstance(given, dict):
         raise ValueError(f"comparison {str(path)!r} is {given!r}; a mapping with settings and entries is allowed")
     return given

@@ -27,7 +27,8 @@ from transformers import PreTrainedTokenizerFast, RobertaPreLayerNormConfig, Rob
 from transformers.utils import logging
 
 from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
-from raptr.models.bert import EPSILON, Bert, BertConfig, Block
+from raptr.models.bert import EPSILON, Bert, Block
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
 
 STOCK = RobertaPreLayerNormForMaskedLM

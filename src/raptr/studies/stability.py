@@ -33,8 +33,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor, nn
 
-from raptr.data import EvalData
 from raptr.data.batch import Batch
+from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
 from raptr.models.bert import Bert
 from raptr.studies.contract import parts, write_json

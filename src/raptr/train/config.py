@@ -9,7 +9,7 @@ import torch
 
 from raptr.data import masked_count, open_store
 from raptr.methods import Method, make_method
-from raptr.models.bert import SIZES, BertConfig
+from raptr.models.sizes import SIZES, BertConfig
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 

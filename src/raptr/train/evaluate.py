@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from raptr.data import EvalData
+from raptr.data.source import EvalData
 from raptr.methods import Method
 from raptr.subnetworks import Subnetwork
 

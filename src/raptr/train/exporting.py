@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from raptr.data.store import sha256_of
 from raptr.data.tokenizer import load, vocabulary_of
 from raptr.methods import Method
-from raptr.models.bert import Bert, BertConfig
+from raptr.models.bert import Bert
 from raptr.models.export import STOCK, save, stock_tokenizer, to_transformers
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint

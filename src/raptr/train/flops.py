@@ -9,7 +9,7 @@ activation, softmax and the optimizer are not counted. A test compares with `tor
 from dataclasses import dataclass
 
 from raptr.methods import Method, Phase
-from raptr.models.bert import BertConfig
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
 
 TRAINING = 3  # forward and backward, in units of the forward pass

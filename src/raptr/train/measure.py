@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from raptr.data.store import DTYPES, Manifest, Part, Shard, TokenStore, dtype_for
 from raptr.data.tokenizer import SPECIALS, Vocabulary
@@ -26,7 +25,6 @@ from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import expected_flops, flops
 from raptr.train.loop import Trainer
-from raptr.train.progress import duration
 from raptr.train.run import RunFolder
 from raptr.train.safety import reproducible
 
@@ -63,32 +61,6 @@ class Measurement:
     def json(self) -> dict[str, Any]:
         """The measurement as plain mappings."""
         return asdict(self)
-
-    def table(self) -> Table:
-        """The measurement for a terminal."""
-        table = Table(title=f"measured on {self.device}")
-        for column in ("stage", "steps", "seconds per step", "tokens/s", "time"):
-            table.add_column(column, justify="right")
-        for row in self.stages:
-            rate = self.batch * self.length / row.step_seconds
-            table.add_row(
-                str(row.stage),
-                f"{row.steps:,}",
-                f"{row.step_seconds:.3f}" if row.step_seconds < 10 else f"{row.step_seconds:,.0f}",
-                f"{rate:,.0f}",
-                duration(row.hours * 3600),
-            )
-        table.add_section()
-        table.add_row("all", f"{sum(row.steps for row in self.stages):,}", "", "", duration(self.hours * 3600))
-        memory = f"Peak memory {self.peak_memory / 2**30:.2f} GiB."
-        if self.timed_batch != self.batch:
-            memory = (
-                f"Scaled up from batches of {self.timed_batch} instead of {self.batch} sequences, since a whole step "
-                f"is slow here; peak memory with the smaller batch: {self.peak_memory / 2**30:.2f} GiB."
-            )
-        missing = "" if self.gpu_found else "No GPU was found: this is the time on the CPU. "
-        table.caption = f"{missing}{memory} Evaluations and checkpoints are not counted."
-        return table
 
 
 def measure(config: Config, console: Console | None = None) -> Measurement:

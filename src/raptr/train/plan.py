@@ -1,15 +1,15 @@
 """A plan: what a method will cost, stage by stage, before any GPU time is spent."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from raptr.methods import Method
-from raptr.models.bert import BertConfig
+from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
-from raptr.train.config import Config
 from raptr.train.flops import Flops, expected_flops, flops, planned_flops
+
+if TYPE_CHECKING:  # it imports torch and tokenizers, which `plan` does not need
+    from raptr.train.config import Config
 
 
 @dataclass(frozen=True)
@@ -50,43 +50,8 @@ class Plan:
         """The plan as plain mappings."""
         return {**asdict(self), "speedup": self.speedup}
 
-    def table(self) -> Table:
-        """The plan for a terminal."""
-        table = Table(title=f"{self.method}: {self.layers} layers, {self.steps:,} steps")
-        for column in ("stage", "steps", "share", "size", "keep", "layers' FLOPs", "model's FLOPs"):
-            table.add_column(column, justify="right", no_wrap=column == "steps")
-        if narrow := any(row.heads != self.rows[-1].heads or row.parts != self.rows[-1].parts for row in self.rows):
-            table.add_column("heads × parts", justify="right")
-        for row in self.rows:
-            cells = [
-                str(row.stage),
-                f"{row.start:,} – {row.stop - 1:,}",
-                f"{(row.stop - row.start) / self.steps:.1%}",
-                f"{row.size:.2f}".removesuffix(".00"),
-                _keep(row.keep),
-                f"{row.layers_flops:.3f}",
-                f"{row.model_flops:.3f}",
-            ]
-            table.add_row(*cells, *([f"{row.heads} × {row.parts}"] if narrow else []))
-        table.add_section()
-        table.add_row(
-            "all",
-            f"0 – {self.steps - 1:,}",
-            "100%",
-            f"{self.average:.2f}".removesuffix(".00"),
-            "",
-            f"{self.relative_layers:.3f}",
-            f"{self.relative_model:.3f}",
-        )
-        table.caption = (
-            f"FLOPs relative to full training; {self.flops:.3g} in all instead of {self.full_flops:.3g}: "
-            f"{1 - self.relative_model:.1%} saved, at most {self.speedup:.2f}× faster "
-            f"(layers alone: {1 / self.relative_layers:.2f}×)"
-        )
-        return table
 
-
-def plan_run(config: Config) -> Plan:
+def plan_run(config: "Config") -> Plan:
     """What a run of this configuration costs."""
     data = config.data
     dimensions = config.model.build(data.vocabulary_size(), data.length)
@@ -132,11 +97,3 @@ def plan(method: Method, config: BertConfig, *, sequences: int, length: int, mas
 def relative(cost: Flops, full: Flops) -> Flops:
     """A cost as fractions of full training's."""
     return Flops(cost.layers / full.layers, cost.total / full.total)
-
-
-def _keep(keep: tuple[float, ...]) -> str:
-    """The keep probabilities of the layers that may be dropped: one number, or the range."""
-    free = sorted({round(p, 4) for p in keep if p < 1})
-    if not free:
-        return "1"
-    return f"{free[0]:.3g}" if len(free) == 1 else f"{free[0]:.3g} – {free[-1]:.3g}"

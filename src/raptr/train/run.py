@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 import yaml
 
-from raptr.settings import load_yaml
+from raptr.strict_yaml import load_yaml
 from raptr.train import checkpoint
 from raptr.train.config import ROUNDING, Config, differences
 from raptr.train.safety import LOCK, locked

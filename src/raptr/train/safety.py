@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raptr.train import checkpoint
+from raptr.train.diverged import Diverged
 
 LOCK = ".lock"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -21,19 +22,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # What torch says of memory, beside torch.OutOfMemoryError.
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
-
-
-class Diverged(ArithmeticError):
-    """The loss or the gradient of step `step` was not finite; `kept` is the newest checkpoint."""
-
-    def __init__(self, step: int, kept: Path | None = None) -> None:
-        self.step = step
-        saved = "no checkpoint was written yet" if kept is None else f"{kept} is the newest checkpoint, from before it"
-        super().__init__(
-            f"the loss or the gradient of step {step} is not finite, so the run was stopped; {saved}. "
-            "The same command would end here again: a lower optimizer.peak or a longer optimizer.warmup may help, "
-            "in a new run or with --fresh."
-        )
 
 
 class OutOfMemory(ValueError):

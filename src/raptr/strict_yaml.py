@@ -1,0 +1,51 @@
+"""YAML in which no key stands twice: of a file, and of a setting on the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses repeated keys: the first of two would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are all different."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"{key!r} appears twice in the mapping that begins in line {line}")
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML text says; a key that stands twice in a mapping is an error, and every error is a YAMLError."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # values such as 2026-13-01 or !!int ''
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from error
+
+
+def read_yaml(path: Path, kind: str) -> Any:
+    """What a YAML file says; `kind` is what messages call it."""
+    try:
+        return load_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{kind} {str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """The name and the value of a setting given as `section.key=value`, as on the command line."""
+    name, separator, written = text.partition("=")
+    if not separator or name.count(".") != 1:
+        raise ValueError(f"--set is {text!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
+    try:
+        value = load_yaml(written)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {name} is {written!r}, which is no YAML: {' '.join(str(error).split())}") from error
+    if value is None and written.strip().lower() not in ("null", "~"):
+        raise ValueError(f"--set {name} is {written!r}, which is no value; write null for none")
+    return name, value
