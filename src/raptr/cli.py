@@ -43,10 +43,11 @@ LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: 
 AverageOption = Annotated[
     float | None,
     typer.Option(
-        help="Fit stages so that so many layers run on average; for pld, layer-dropout: this fraction of them."
+        help="Choose the stages' lengths so that this many layers run on average; for pld and layer-dropout: this "
+        "fraction of the layers."
     ),
 ]
-FullStartOption = Annotated[int | None, typer.Option(help="Train the full model in so many steps first.")]
+FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
 MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model: {', '.join(SIZES)}.")]
 SetOption = Annotated[

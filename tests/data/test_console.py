@@ -67,3 +67,13 @@ def test_the_recipe_fits_the_machine(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "mine", "--vocabulary", "300") == 0
     assert "raptr pretrain bert-mini --data mine --run runs/mine" in capsys.readouterr().err
+
+
+def test_a_refusal_is_all_that_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "prepare", "--data", "nope", "--out", "mine") == 2
+    (said,) = capsys.readouterr().err.splitlines()  # no empty line of a bar that never began
+    assert "nope" in said
+    assert not list(tmp_path.iterdir())

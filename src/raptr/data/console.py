@@ -36,7 +36,11 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
     )
     tasks: dict[str, TaskID] = {}
 
+    bars = Bars(*columns, console=console)
+
     def show(progress: Progress) -> None:
+        if not tasks:
+            bars.start()
         if progress.stage not in tasks:
             tasks[progress.stage] = bars.add_task(NAMES[progress.stage], total=progress.total, counts="")
         counts = f"{progress.documents:,} documents"
@@ -45,8 +49,11 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
         bars.update(tasks[progress.stage], completed=progress.read, total=progress.total, counts=counts)
 
     try:
-        with Bars(*columns, console=console) as bars:
+        try:
             yield show
+        finally:
+            if tasks:  # otherwise it would print an empty line
+                bars.stop()
     except KeyboardInterrupt:
         saved = work_folder(out).exists()
         console.print(f"stopped; the same command {'goes on where it was' if saved else 'starts over'}")

@@ -33,8 +33,10 @@ def conduct_named(
     """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished parts are kept."""
     if name not in NAMES:
         raise ValueError(f"study is {name!r}; {nearest(name, NAMES)}allowed: {', '.join(NAMES)}")
-    if (run is None) == (name == STABILITY):
-        raise ValueError(f"run is {str(run) if run else 'missing'}; {STABILITY} needs one, other studies take none")
+    if run is None and name == STABILITY:
+        raise ValueError(f"The study {STABILITY} needs a run: raptr study {STABILITY} RUN, such as runs/demo-raptr.")
+    if run is not None and name != STABILITY:
+        raise ValueError(f"run is {str(run)!r}, but the study {name} trains models of its own. Leave it out.")
     options: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps}
     with stoppable():
         if run is None:

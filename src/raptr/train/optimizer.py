@@ -49,7 +49,8 @@ class OptimizerSettings:
         if self.warmup + self.decay_steps(steps) > steps:
             raise ValueError(
                 f"optimizer.warmup is {self.warmup} steps and optimizer.decay {self.decay:g} of the run, "
-                f"{self.decay_steps(steps)} steps; together at most train.steps, {steps}, is allowed"
+                f"{self.decay_steps(steps)} steps; together that is more than train.steps, {steps}. "
+                "Lower optimizer.warmup or optimizer.decay, or train longer."
             )
 
     def decay_steps(self, steps: int) -> int:
