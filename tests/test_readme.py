@@ -10,7 +10,7 @@ import yaml
 
 from raptr.cli import main
 from raptr.comparison import read_comparison
-from raptr.comparison.results import read_rows
+from raptr.comparison.record import read_rows
 from raptr.comparison.table import finals
 
 ROOT = Path(__file__).parents[1]

@@ -294,6 +294,10 @@ def study(
 def compare(
     file: Annotated[Path, typer.Argument(help="The comparison, in YAML; examples/compare.yaml is one.")],
     out: Annotated[Path | None, typer.Option(help="Where runs and tables go; runs/NAME-OF-FILE if not given.")] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Go on from this record: its runs count as finished, and new ones are added to it."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep the last checkpoint of every run, which is dropped otherwise.")
@@ -319,11 +323,14 @@ def compare(
     console = Console(stderr=True)
     folder = out or Path("runs") / file.stem
     with work_in(folder):
-        done = run_comparison(given, folder, device=device, keep_models=keep_models, jobs=jobs, console=console)
+        done = run_comparison(
+            given, folder, record=record, device=device, keep_models=keep_models, jobs=jobs, console=console
+        )
     if done.table is not None:
         Console().print(done.table)
         for kind in ("md", "json", "png"):
-            console.print(f"{kind:<8}{escape(str(folder / f'compare.{kind}'))}", highlight=False)
+            path = record if record is not None and kind == "json" else folder / f"compare.{kind}"
+            console.print(f"{kind:<8}{escape(str(path))}", highlight=False)
     if done.stopped:
         console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command goes on")
         raise typer.Exit(3)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +20,10 @@ from raptr.comparison import read_comparison
 from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
 from raptr.data import Document, TokenStore, open_store, prepare
-from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
+from tests.comparison.tiny import Killed, asked, at_step, kill, numbers
 
 QUIET = Console(quiet=True)
 RUNS = 8  # of the comparison below: 2 seeds, 2 learning rates, full and reduced full; raptr at one
@@ -36,62 +35,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     return prepare(tmp_path_factory.mktemp("corpus") / "store", lambda: documents, 600)
 
 
-def asked(store: TokenStore, **keys: Any) -> dict[str, Any]:
-    return {
-        "settings": {
-            "model": {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
-            "data": {"source": str(store.path), "length": 24},
-            "optimizer": {"warmup": 2, "decay": 0.3},
-            "train": {"steps": 8, "batch": 4, "eval_samples": 8, "checkpoint_every": 3, "device": "cpu"},
-        },
-        "seeds": [0, 1],
-        "peaks": [0.01],
-        "entries": {"full": {"name": "full", "peaks": [0.01]}, "raptr": {"name": "raptr", "peaks": [0.01, 0.02]}},
-        **keys,
-    }
-
-
-def numbers(out: Path) -> dict[str, Any]:
-    """What a comparison found, without the times."""
-
-    def untimed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: untimed(entry) for key, entry in value.items() if key not in ("seconds", "relative_time")}
-        return [untimed(entry) for entry in value] if isinstance(value, list) else value
-
-    found = untimed(json.loads((out / "compare.json").read_text()))
-    assert isinstance(found, dict)
-    return found
-
-
 @pytest.fixture(scope="module")
 def whole(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole")
     done = compare(asked(store), out, console=QUIET)
     assert (done.finished, done.runs, done.stopped) == (RUNS, RUNS, False)
     return out
-
-
-def at_step(count: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Do something in the optimizer step with this number, counted over all runs; returns the growing count."""
-    optimize, seen = Trainer.optimize, []
-
-    def counted(self: Trainer, subnetwork: Subnetwork) -> Any:
-        seen.append(self.step)
-        if len(seen) == count:
-            act()
-        return optimize(self, subnetwork)
-
-    monkeypatch.setattr(Trainer, "optimize", counted)
-    return seen
-
-
-class Killed(BaseException):
-    """Ends a run where it is, with nothing saved."""
-
-
-def kill() -> None:
-    raise Killed
 
 
 def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from docs.results.pages.contract import Page, Records, table
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.results import picture, read_outcomes, read_rows
+from raptr.comparison.record import read_outcomes, read_rows
+from raptr.comparison.results import picture
 from raptr.comparison.table import Mean, difference, finals, markdown, mean
 
 SHORT, LONG = {"compare": "docs/results/compare.json"}, {"long": "docs/results/long.json"}

@@ -1,6 +1,6 @@
 """Training methods on equal terms: a small YAML becomes runs, and the runs a table and a plot."""
 
-from raptr.comparison.run import Compared, compare
+from raptr.comparison.run import Asked, Compared, compare, compare_all
 from raptr.comparison.spec import Comparison, read_comparison, read_file
 
-__all__ = ["Compared", "Comparison", "compare", "read_comparison", "read_file"]
+__all__ = ["Asked", "Compared", "Comparison", "compare", "compare_all", "read_comparison", "read_file"]

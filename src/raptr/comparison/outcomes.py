@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Outcome:
     flops: float
     seconds: float | None  # None: others ran beside it
     curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
+    domains: Mapping[str, float] = field(default_factory=dict)  # the final loss on each domain, where there are several
 
 
 def read_note(folder: Path) -> dict[str, Any] | None:
@@ -57,4 +58,5 @@ def _outcome(run: Run, note: Mapping[str, Any], *, label: str, peak: float, seed
         flops=run.last.flops,
         seconds=run.last.seconds if note.get("jobs", 1) == 1 else None,
         curve=tuple((record.step, record.flops, record.loss) for record in run.evals),
+        domains=dict(final.domains),
     )

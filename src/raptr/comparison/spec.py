@@ -75,6 +75,11 @@ class PlannedRun:
         return f"{self.entry.label}, peak {self.peak:g}, seed {self.seed}"
 
     @property
+    def key(self) -> tuple[str, float, int]:
+        """What tells the runs of a comparison apart: label, learning rate, seed."""
+        return self.entry.label, self.peak, self.seed
+
+    @property
     def name(self) -> str:
         """The name of the run's folder."""
         return f"{slug(self.entry.label)}-peak{self.peak!r}-seed{self.seed}"

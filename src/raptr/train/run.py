@@ -204,11 +204,14 @@ def _with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and hardware, to stand beside every number the run gives."""
+    """Versions, commit and hardware, to stand beside every number the run gives.
+
+    A copy of the project without its git history takes the commit from the environment variable RAPTR_COMMIT.
+    """
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
-        "commit": _commit(Path(__file__).resolve().parents[1]),
+        "commit": _commit(Path(__file__).resolve().parents[1]) or os.environ.get("RAPTR_COMMIT") or None,
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),

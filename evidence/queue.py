@@ -1,0 +1,101 @@
+"""The queue of comparisons (queue.yaml): which there are, where their records lie, and how far each one is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptr.comparison import Asked, Comparison, read_comparison, read_file
+from raptr.comparison.progress import Progress
+from raptr.settings import load_yaml
+
+QUEUE = Path("evidence/queue.yaml")
+RECORDS = Path("docs/results/evidence")
+# FLOPs a second by width: seven runs at once on an NVIDIA H200, 12 layers, 32,768 tokens a step in sequences of 64.
+# These are 7.0, 3.3 and 0.83 million tokens a second of full training.
+SPEED = {128: 1.14e14, 256: 2.01e14, 768: 4.34e14}
+LEAST = 3  # learning rates that a widened grid has
+
+
+@dataclass(frozen=True)
+class Item:
+    """A comparison of the queue; paths are relative to the project's root."""
+
+    name: str
+    question: str
+    means: str  # what each outcome would say
+    file: Path
+    record: Path
+
+    def spec(self, data: Path | None) -> dict[str, Any]:
+        """The comparison's content with its text at `data`; None: nowhere, to plan without it."""
+        given = read_file(self.file)
+        settings = given["settings"]
+        source = None if data is None else str(data)
+        return {**given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
+
+    def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
+        """What to run; runs that other records of the queue have are taken from there."""
+        return Asked(self.spec(data), out / self.name, self.record, _others(self, items))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a comparison is; `seconds` is what is left, estimated."""
+
+    finished: int
+    planned: int
+    seconds: float
+    refused: str | None = None  # why this version of raptr cannot run it
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to run."""
+        return self.refused is None and self.finished == self.planned
+
+
+def read_queue(path: Path = QUEUE) -> list[Item]:
+    """The comparisons in the order of their worth."""
+    return [_item(entry) for entry in load_yaml(path.read_text(encoding="utf-8"))]
+
+
+def standing(item: Item, items: Sequence[Item], out: Path) -> Standing:
+    """Where a comparison is by the records and its run folders; its text need not be there."""
+    try:
+        comparison = read_comparison(item.spec(None))
+        progress = Progress(comparison, out / item.name, None, record=item.record, others=_others(item, items))
+    except ValueError as error:
+        return Standing(0, 0, 0.0, str(error))
+    left = sum(task.run.entry.flops for task in progress.unfinished()) + _expected(comparison, progress)
+    return Standing(progress.finished, progress.planned, left / _speed(comparison))
+
+
+def _item(entry: Mapping[str, str]) -> Item:
+    name = entry["name"]
+    file, record = entry.get("file", f"evidence/{name}.yaml"), entry.get("record", RECORDS / f"{name}.json")
+    return Item(name, " ".join(entry["question"].split()), " ".join(entry["means"].split()), Path(file), Path(record))
+
+
+def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
+    return tuple(other.record for other in items if other != item)
+
+
+def _expected(comparison: Comparison, progress: Progress) -> float:
+    """FLOPs of runs that are not wanted yet but will be: more learning rates, and other seeds at the best one."""
+    tried: dict[str, set[float]] = {}
+    seeds: dict[str, set[int]] = {}
+    for task in progress.tasks():
+        tried.setdefault(task.run.entry.label, set()).add(task.run.peak)
+        seeds.setdefault(task.run.entry.label, set()).add(task.run.seed)
+    expected = 0.0
+    for entry in comparison.entries:
+        rates = max(0, LEAST - len(tried[entry.label])) if comparison.widen else 0
+        others = len(set(comparison.seeds) - seeds[entry.label])
+        expected += entry.flops * (rates * len(comparison.tune) + others)
+    return expected
+
+
+def _speed(comparison: Comparison) -> float:
+    """FLOPs a second, as measured for the width that is nearest."""
+    width = comparison.entries[0].config.mapping()["model"]["width"]
+    return SPEED[min(SPEED, key=lambda measured: max(measured / width, width / measured))]

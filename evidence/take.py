@@ -1,0 +1,110 @@
+"""Take the next comparisons of the queue, for so many minutes: `python -m evidence.take --minutes 9 --jobs 7`.
+
+Runs are made in the order of the queue, `--jobs` at once, and each one that ends is written to its comparison's record
+(docs/results/evidence/). When the minutes are over, or at SIGTERM or Ctrl-C, runs are saved where they are; the same
+command goes on with them, on the same machine. On another machine only the records count. Nothing that is in a record
+is run again.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Timer
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from evidence.queue import QUEUE, Item, Standing, read_queue, standing
+from raptr.comparison import compare_all
+from raptr.comparison.record import load_record
+from raptr.data import open_store
+from raptr.report.units import duration
+from raptr.train.run import environment
+from raptr.train.safety import StopRequest
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = _options(arguments)
+    items = read_queue(options.queue)
+    stands = {item.name: standing(item, items, options.out) for item in items}
+    if not options.list:
+        try:
+            take([item for item in items if not _settled(stands[item.name])], items, options)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+        stands = {item.name: standing(item, items, options.out) for item in items}
+    Console().print(table(items, stands))
+    for item in items:
+        if refused := stands[item.name].refused:
+            print(f"{item.name} cannot run: {refused}")
+
+
+def take(open_items: Sequence[Item], items: Sequence[Item], options: Namespace) -> None:
+    """Run what is open until the minutes are over."""
+    if environment()["commit"] is None:
+        raise ValueError(
+            "the commit is not known, and every record names it. Set RAPTR_COMMIT, or run in a git checkout."
+        )
+    _check_data(items, options.data)
+    stop = StopRequest()
+    clock = Timer(60 * options.minutes, _ask, [stop])
+    clock.daemon = True
+    clock.start()
+    try:
+        asked = [item.asked(items, options.data, options.out) for item in open_items]
+        compare_all(asked, device=options.device, jobs=options.jobs, stop=stop)
+    finally:
+        clock.cancel()
+
+
+def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
+    """Where the queue stands."""
+    shown = Table(box=SIMPLE, caption="GPU time is estimated for one H200 with seven runs at once.")
+    for column in ("comparison", "runs", "GPU time left", "question"):
+        shown.add_column(column, justify="right" if column in ("runs", "GPU time left") else "left")
+    for item in items:
+        stand = stands[item.name]
+        runs = "cannot run" if stand.refused else f"{stand.finished} of {stand.planned}"
+        left = "–" if _settled(stand) else duration(stand.seconds)
+        shown.add_row(item.name, runs, left, item.question)
+    return shown
+
+
+def _settled(stand: Standing) -> bool:
+    return stand.done or stand.refused is not None
+
+
+def _check_data(items: Sequence[Item], data: Path) -> None:
+    """Refuse text other than that of the records: losses would not compare, and full training would run again."""
+    fingerprint = open_store(data).fingerprint
+    for item in items:
+        record = load_record(item.record)
+        if record is not None and record["data"]["fingerprint"] != fingerprint:
+            raise ValueError(
+                f"data is {str(data)!r} with the fingerprint {fingerprint}, but {item.record} was made with "
+                f"{record['data']['fingerprint']}. Prepare the same text with the same command."
+            )
+
+
+def _ask(stop: StopRequest) -> None:
+    stop.asked = True
+
+
+def _options(arguments: Sequence[str] | None) -> Namespace:
+    assert __doc__ is not None
+    parser = ArgumentParser(prog="python -m evidence.take", description=__doc__.splitlines()[0].split(":")[0] + ".")
+    parser.add_argument("--list", action="store_true", help="show where the queue stands and run nothing")
+    parser.add_argument("--minutes", type=float, default=9, help="save and stop after so many minutes (9)")
+    parser.add_argument("--jobs", type=int, default=7, help="runs at once (7)")
+    parser.add_argument("--data", type=Path, default=Path("corpus"), help="the folder made by `raptr prepare` (corpus)")
+    parser.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs go (runs/evidence)")
+    parser.add_argument("--device", help="auto, cpu or cuda")
+    parser.add_argument("--queue", type=Path, default=QUEUE, help=f"the queue ({QUEUE})")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

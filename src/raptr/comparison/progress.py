@@ -1,0 +1,195 @@
+"""Where a comparison stands: which runs it wants, which are finished, and its record over these.
+
+A run is finished when its folder says so (`outcome.json`), or the comparison's record has it, or another record does:
+one with the same configuration and the same data, whatever its label there.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+
+from raptr.comparison.outcomes import OUTCOME, RUNS, read_finished, read_note
+from raptr.comparison.record import (
+    Finished,
+    Key,
+    assembled,
+    changes,
+    check_machine,
+    check_record,
+    load_record,
+    read_finished_runs,
+)
+from raptr.comparison.search import wanted
+from raptr.comparison.spec import Comparison, PlannedRun
+from raptr.train.diverged import Diverged
+from raptr.train.loop import pretrain
+from raptr.train.run import RunFolder, write_file
+from raptr.train.safety import StopRequest
+
+NAME = "compare"  # of the files in a comparison's folder
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """A run of the comparison."""
+
+    run: PlannedRun
+    folder: Path
+    place: str  # such as 3 of 8
+    data: str  # the fingerprint
+    jobs: int
+    keep_models: bool
+
+    @property
+    def state(self) -> str:
+        """How far the run came."""
+        note = read_note(self.folder)
+        if note is None:
+            return "stopped"
+        return "finished" if note["diverged"] is None else f"diverged in step {note['diverged']}"
+
+    def train(self, stop: StopRequest, console: Console) -> None:
+        """Bring the run to its end, or as far as it comes before a stop."""
+        diverged = None
+        try:
+            if pretrain(self.run.config, self.folder, console=console, stop=stop).stopped:
+                return
+        except Diverged as error:
+            diverged = error.step
+            console.print(f"diverged in step {diverged}", highlight=False)
+        outcome = {"diverged": diverged, "data": self.data, "jobs": self.jobs}
+        write_file(self.folder / OUTCOME, json.dumps(outcome) + "\n")
+        if not self.keep_models:
+            shutil.rmtree(RunFolder(self.folder).checkpoints, ignore_errors=True)
+
+    def refuse_other(self) -> None:
+        """Refuse a folder whose run is not the one wanted."""
+        folder = RunFolder(self.folder)
+        if not folder.config.exists():
+            return
+        changed = changes(folder.read(), self.run.config)
+        note = read_note(self.folder)
+        if note is not None and note["data"] != self.data:
+            changed.append(f"the data's fingerprint: was {note['data']}, now {self.data}")
+        if changed:
+            raise ValueError(
+                f"the run in {str(self.folder)!r} was made with other settings ({'; '.join(changed)}); "
+                "go on with the old ones, compare in another folder, or remove that run"
+            )
+
+
+@final
+class Progress:
+    """Which runs a comparison wants, and which of them are finished; each finished one is read once.
+
+    `data` is what the record says of the data. Without it nothing can be trained, and no record's data is compared.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        out: Path,
+        data: Mapping[str, Any] | None,
+        *,
+        record: Path | None = None,
+        others: Sequence[Path] = (),
+        jobs: int = 1,
+        keep_models: bool = False,
+    ) -> None:
+        self.comparison, self.out, self.jobs = comparison, out, jobs
+        self.continued = record is not None
+        self.record = record or out / f"{NAME}.json"
+        self._data, self._keep = data, keep_models
+        fingerprint = None if data is None else data["fingerprint"]
+        self._fingerprint = "" if fingerprint is None else fingerprint
+        self._finished: dict[Key, Finished] = {}
+        found = load_record(self.record) if self.continued else None
+        if found is not None:
+            check_record(self.record, found, comparison.entries, fingerprint)
+            self._finished = {run.key: run for run in read_finished_runs(found)}
+        self._others = [
+            run
+            for path in others
+            if (other := load_record(path)) is not None
+            and (fingerprint is None or other.get("data", {}).get("fingerprint") == fingerprint)
+            for run in read_finished_runs(other)
+        ]
+
+    def check(self) -> None:
+        """Refuse, before anything is trained, to go on with runs that are not those wanted."""
+        for task in self.tasks():
+            task.refuse_other()
+        if self.continued and self.unfinished():
+            check_machine(self.record, self._finished.values(), self.comparison.entries)
+
+    def tasks(self) -> list[Task]:
+        """Every run that is wanted by now."""
+        while True:  # what is finished may make the comparison want more, some of it finished too
+            runs = wanted(self.comparison, [run.outcome for run in self._finished.values()])
+            if not self._look(runs):
+                break
+        return [
+            Task(run, self._folder(run), f"{number} of {len(runs)}", self._fingerprint, self.jobs, self._keep)
+            for number, run in enumerate(runs, start=1)
+        ]
+
+    def unfinished(self) -> list[Task]:
+        """The runs that are wanted and not finished."""
+        return [task for task in self.tasks() if task.run.key not in self._finished]
+
+    def whole(self, seed: int) -> bool:
+        """Whether every run of this seed is finished that is wanted by now."""
+        return not any(task.run.seed == seed for task in self.unfinished())
+
+    @property
+    def planned(self) -> int:
+        """How many runs there will be, as far as that is known by now."""
+        known = len(self.tasks())
+        return max(known, self.comparison.count) if self.unfinished() else known
+
+    @property
+    def finished(self) -> int:
+        """How many of these are finished."""
+        return len(self.tasks()) - len(self.unfinished())
+
+    def write(self) -> dict[str, Any] | None:
+        """Write the record over the finished runs, and return it; None where no run is finished."""
+        assert self._data is not None
+        keys = [task.run.key for task in self.tasks() if task.run.key in self._finished]
+        keys += [key for key in self._finished if key not in keys]  # asked for once: what was measured is kept
+        if not keys:
+            return None
+        runs = [self._finished[key] for key in keys]
+        made = assembled(self.comparison, runs, finished=self.finished, planned=self.planned, data=self._data)
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
+        return made
+
+    def _look(self, runs: Sequence[PlannedRun]) -> bool:
+        """Read the runs that were finished since the last look; whether there were any."""
+        before = len(self._finished)
+        for run in runs:
+            if run.key not in self._finished:
+                found = self._read(run)
+                if found is not None:
+                    self._finished[run.key] = found
+        return len(self._finished) > before
+
+    def _read(self, run: PlannedRun) -> Finished | None:
+        """The run from its folder, or from another record."""
+        read = read_finished(
+            self._folder(run), label=run.entry.label, peak=run.peak, seed=run.seed, steps=run.entry.steps
+        )
+        if read is not None:
+            made, outcome = read
+            return Finished(outcome, made.config, made.environment)
+        return next((other.named(run.entry.label) for other in self._others if other.fits(run)), None)
+
+    def _folder(self, run: PlannedRun) -> Path:
+        return self.out / RUNS / run.name

@@ -1,0 +1,198 @@
+"""The record of a comparison: every number of its finished runs as JSON, enough to draw its page and to go on from.
+
+A run in a record counts as finished although its folder is gone, so a comparison goes on from a small file on another
+machine. A record takes more entries, seeds and learning rates, but no runs with other settings or other data.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from raptr.comparison.outcomes import Outcome
+from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun
+from raptr.comparison.table import Row, finals, plain, rows
+from raptr.train.config import ROUNDING, Config, differences
+
+Key = tuple[str, float, int]  # label, peak, seed
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: what it came to, its configuration, and where it was made."""
+
+    outcome: Outcome
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def key(self) -> Key:
+        """What tells the runs of a comparison apart."""
+        return self.outcome.label, self.outcome.peak, self.outcome.seed
+
+    def fits(self, run: PlannedRun) -> bool:
+        """Whether this run was made as `run` would be, under whatever label."""
+        same = (self.outcome.peak, self.outcome.seed, self.outcome.steps) == (run.peak, run.seed, run.entry.steps)
+        return same and not changes(Config.read(self.config), run.config)
+
+    def named(self, label: str) -> "Finished":
+        """The same run under another label."""
+        return replace(self, outcome=replace(self.outcome, label=label))
+
+
+def load_record(path: Path) -> dict[str, Any] | None:
+    """The record in a file; None where there is no file."""
+    if not path.exists():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["runs"], list) or not isinstance(record["configs"], dict):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"record is {str(path)!r}, which is not the record of a comparison") from None
+    return record
+
+
+def read_finished_runs(record: Mapping[str, Any]) -> list[Finished]:
+    """The runs of a record, each with its own configuration."""
+    runs = []
+    for outcome, run in zip(read_outcomes(record), record["runs"], strict=True):
+        config = record["configs"][outcome.label]
+        own = {
+            **config,
+            "optimizer": {**config["optimizer"], "peak": outcome.peak},
+            "train": {**config["train"], "seed": outcome.seed},
+        }
+        runs.append(Finished(outcome, own, record["environments"][run["environment"]]))
+    return runs
+
+
+def read_outcomes(record: Mapping[str, Any]) -> list[Outcome]:
+    """What the runs of a record came to."""
+    names = {entry.name for entry in fields(Outcome)} - {"curve"}
+    return [
+        Outcome(
+            **{key: value for key, value in run.items() if key in names},
+            curve=tuple((step, flops, float("nan") if loss is None else loss) for step, flops, loss in run["curve"]),
+        )
+        for run in record["runs"]
+    ]
+
+
+def read_rows(record: Mapping[str, Any]) -> list[Row]:
+    """The statistics of a record."""
+    outcomes = read_outcomes(record)
+    grids = {label: sorted({run.peak for run in outcomes if run.label == label}) for label in record["configs"]}
+    return rows(outcomes, grids, full=FULL, reduced=REDUCED, full_flops=record["full_flops"])
+
+
+def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry], fingerprint: str | None) -> None:
+    """Refuse a record whose runs do not compare with those of `entries` on the data with this fingerprint."""
+    recorded = record.get("data", {}).get("fingerprint")
+    changed = []
+    if fingerprint is not None and recorded != fingerprint:
+        changed.append(f"the data's fingerprint: was {recorded}, now {fingerprint}")
+    configs = record["configs"]
+    for entry in entries:
+        if entry.label in configs:
+            begun = Config.read(configs[entry.label])
+            seed, peak = begun.train.seed, begun.optimizer.peak
+            wanted = replace(
+                entry.config,
+                train=replace(entry.config.train, seed=seed),
+                optimizer=replace(entry.config.optimizer, peak=peak),
+            )
+            changed += [f"{entry.label}: {change}" for change in changes(begun, wanted)]
+    if changed:
+        raise ValueError(
+            f"record is {str(path)!r}, whose runs were made with other settings ({'; '.join(changed)}); "
+            "go on with the old ones, or name another record"
+        )
+
+
+def check_machine(path: Path, finished: Iterable[Finished], entries: Iterable[Entry]) -> None:
+    """Refuse to add runs with another device or precision than the entry's runs so far."""
+    made = {run.outcome.label: Config.read(run.config).mapping() for run in finished}
+    for entry in entries:
+        if entry.label in made:
+            here = entry.config.resolved().mapping()
+            changed = {key: change for key, change in differences(made[entry.label], here).items() if key in ROUNDING}
+            if changed:
+                said = "; ".join(f"{key}: {change}" for key, change in changed.items())
+                raise ValueError(
+                    f"record is {str(path)!r}, whose runs were made with other arithmetic ({entry.label}: {said}); "
+                    "go on where they were made, set the same device and precision, or name another record"
+                )
+
+
+def changes(begun: Config, wanted: Config) -> list[str]:
+    """The settings in which a run that was begun differs from the one that is wanted."""
+    old, new = begun.mapping(), wanted.following(begun).mapping()
+    changed = [f"{key}: {change}" for key, change in differences(old, new).items()]
+    judged = [mapping["train"]["eval_samples"] for mapping in (old, new)]
+    if judged[0] != judged[1]:  # free in a run of its own, but losses on other samples do not compare
+        changed.append(f"train.eval_samples: was {judged[0]}, now {judged[1]}")
+    return changed
+
+
+def assembled(
+    comparison: Comparison, runs: Sequence[Finished], *, finished: int, planned: int, data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record over these runs; `finished` of `planned` are those that the comparison wants."""
+    environments: list[Mapping[str, Any]] = []
+    configs: dict[str, Mapping[str, Any]] = {}
+    made = []
+    for run in runs:
+        if run.environment not in environments:
+            environments.append(run.environment)
+        configs.setdefault(run.outcome.label, run.config)
+        size = _size(run, sum(data["tokens"].values()))
+        made.append({**asdict(run.outcome), **size, "environment": environments.index(run.environment)})
+    record: dict[str, Any] = {
+        "comparison": dict(comparison.given),
+        "budget": budget(comparison),
+        "finished": finished,
+        "planned": planned,
+        "full_flops": comparison.full_flops,
+        "data": dict(data),
+        "configs": configs,  # of each entry's first run; others have their own peak and seed
+        "environments": environments,
+        "runs": made,
+    }
+    record = plain(record)
+    table = read_rows(record)
+    record |= plain({"best": [asdict(row) for row in finals(table)], "rows": [asdict(row) for row in table]})
+    return record
+
+
+def budget(comparison: Comparison) -> str:
+    """How long each run is, in a sentence."""
+    full = next(entry for entry in comparison.entries if entry.label == FULL)
+    decay = f"Learning rates decay over the last {full.config.optimizer.decay:.0%} of every run's steps."
+    given = comparison.given.get("flops")
+    if given is not None:
+        said = f"Every entry spends {given:g} of the FLOPs of full training over {full.steps:,} steps"
+        return f"{said}, as nearly as whole steps allow. {decay}"
+    said = f"Every entry takes {full.steps:,} steps"
+    if comparison.fraction is not None:
+        reduced = next(entry for entry in comparison.entries if entry.label == REDUCED)
+        said += f"; {REDUCED} takes {reduced.steps:,} and spends {reduced.flops / full.flops:.3f} of full's FLOPs, "
+        said += f"at most the mean of the entries that cost less, {comparison.fraction:.3f}"
+    return f"{said}. {decay}"
+
+
+def _size(run: Finished, unique: int) -> dict[str, Any]:
+    """How large the run's model was, and how much text it saw."""
+    config = Config.read(run.config)
+    model = config.model.build(config.data.vocabulary, config.data.length)
+    weights = model.layers * model.width * (4 * model.heads * model.head_size + 2 * model.mlp)  # the layers' matrices
+    tokens = run.outcome.steps * config.train.batch * config.data.length
+    return {
+        "layers": model.layers,
+        "width": model.width,
+        "tokens": tokens,
+        "tokens_per_weight": tokens / weights,
+        "unique_tokens": unique,
+        "epochs": tokens / unique,
+    }
