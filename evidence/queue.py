@@ -7,7 +7,7 @@ from typing import Any
 
 from raptr.comparison import Asked, Comparison, read_comparison, read_file
 from raptr.comparison.progress import Progress
-from raptr.settings import load_yaml
+from raptr.strict_yaml import load_yaml
 
 QUEUE = Path("evidence/queue.yaml")
 RECORDS = Path("docs/results/evidence")
