@@ -145,7 +145,8 @@ def pretrain(
         result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
     if result.step < full.train.steps:
         how = "the same command continues" if result.stopped else "the same command without --until continues"
-        _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}, saved in {folder}; {how}")
+        saved = f", saved in {folder}" if result.step else ""
+        _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
     report = write_report([folder], folder / "report")
     console.print(report.table)

@@ -230,6 +230,15 @@ def test_where_several_starts_ran(tmp_path: Path) -> None:
     assert read_run(folder).environment == {"gpu": "None, then H200", "threads": 2}
 
 
+def test_runs_on_different_data_are_named(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name) for name in ("old", "one", "same", "other")]
+    for folder, data in zip(folders[1:], ("aa", "aa", "bb"), strict=True):
+        (folder / "environment.json").write_text(json.dumps([{"step": 0, "data": data}]))
+    old, one, same, other = map(read_run, folders)
+    assert "different data" in markdown(summary([old, one, other]))
+    assert "different data" not in markdown(summary([old, one, same]))
+
+
 @pytest.mark.parametrize("file", ["config.yaml", "environment.json", "metrics.jsonl"])
 def test_a_folder_without_a_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
     folder = make_run(tmp_path / "a", steps=10)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,3 +130,13 @@ def test_stability_refuses_what_it_does_not_take(tmp_path: Path, option: str, va
     assert isinstance(done.exception, ValueError)
     assert f"{option} is" in str(done.exception)
     assert "stability" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [(["stability"], "stability.*run"), (["linear", "x"], "run.*'x'.*linear")]
+)
+def test_a_run_is_for_stability_alone(tmp_path: Path, arguments: list[str], named: str) -> None:
+    done = CliRunner().invoke(app, ["study", *arguments, "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, ValueError)
+    assert re.search(named, str(done.exception))
+    assert not (tmp_path / "out").exists()

@@ -111,7 +111,11 @@ def test_a_finished_run_says_so_and_stays_as_it_is(
     assert again == ended
     assert content(tmp_path / "run") == before
     assert f"{STEPS} of {STEPS}" in capsys.readouterr().out
-    store_gone = config(store, data={"source": "nowhere"})
+    saved = written(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(
+        yaml.safe_dump({**saved, "data": {**saved["data"], "source": "gone"}})
+    )
+    store_gone = config(store, data={"source": "gone"})
     assert pretrain(store_gone, tmp_path / "run", console=QUIET) == ended
 
 
@@ -170,6 +174,15 @@ def test_other_data_is_refused_before_the_first_checkpoint_too(
     with pytest.raises(ValueError, match=f"other data.*{store.fingerprint}.*{other.fingerprint}"):
         train(other, tmp_path / "run")
     assert content(tmp_path / "run") == before
+
+
+def test_a_finished_run_refuses_other_data_too(store: TokenStore, other: TokenStore, tmp_path: Path) -> None:
+    ended = train(store, tmp_path / "run")
+    with pytest.raises(ValueError, match=f"other data.*{store.fingerprint}.*{other.fingerprint}"):
+        train(other, tmp_path / "run")
+    moved = tmp_path / "moved"
+    subprocess.run(["cp", "-r", str(store.path), str(moved)], check=True)
+    assert train(store, tmp_path / "run", data={"source": str(moved)}) == ended
 
 
 def test_data_that_nobody_named_are_refused(store: TokenStore, tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ SHORTEST = 8  # tokens that a sequence must have
 
 @contextmanager
 def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
-    """A bar over the bytes of each stage, as a callback for `prepare_corpus`; Ctrl-C ends the program with a sentence.
+    """A bar over the bytes of each stage, as a callback for `prepare_corpus`.
 
-    The exit code is 3 where the same command goes on, and 130 where nothing was saved.
+    After Ctrl-C it says that the same command goes on, and the exit code is 3; where nothing was saved, the interrupt
+    is passed on.
     """
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -55,9 +56,10 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
             if tasks:  # otherwise it would print an empty line
                 bars.stop()
     except KeyboardInterrupt:
-        saved = work_folder(out).exists()
-        console.print(f"stopped; the same command {'goes on where it was' if saved else 'starts over'}")
-        raise SystemExit(3 if saved else 130) from None
+        if not work_folder(out).exists():
+            raise
+        console.print("stopped; the same command goes on where it was")
+        raise SystemExit(3) from None
 
 
 def preparation_table(store: TokenStore) -> Table:

@@ -139,5 +139,5 @@ def check_end(name: str, schedule: Schedule) -> None:
     last = schedule.stages[-1].size
     if last != schedule.layers:
         raise ValueError(
-            f"schedule ends with {last} layers; the last stage of {name} trains the full model, {schedule.layers}"
+            f"schedule ends with {last} layers; the last stage of {name} must run all {schedule.layers} of the model"
         )

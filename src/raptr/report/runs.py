@@ -75,6 +75,7 @@ class Run:
     train: tuple[TrainRecord, ...]
     evals: tuple[EvalRecord, ...]
     ignored: tuple[int, ...] = ()
+    data: str | None = None  # the fingerprint of its text; older runs did not record it
 
     @property
     def method(self) -> str:
@@ -124,14 +125,16 @@ def read_run(path: Path) -> Run:
     if not train and not evals:
         lines = f", and {malformed(ignored)} of it is malformed" if ignored else ""
         raise ValueError(f"{path} has no records yet: metrics.jsonl holds no train or eval record{lines}.")
+    starts = _starts(path / "environment.json")
     return Run(
         path=path,
         name=path.resolve().name,
         config=_mapping(path / "config.yaml"),
-        environment=_environment(path / "environment.json"),
+        environment=_environment(starts),
         train=train,
         evals=evals,
         ignored=ignored,
+        data=None if starts[-1].get("data") is None else str(starts[-1]["data"]),
     )
 
 
@@ -159,12 +162,16 @@ def _mapping(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _environment(path: Path) -> Mapping[str, Any]:
-    """Where a run's starts ran: what they share, and what differs as `a, then b`."""
+def _starts(path: Path) -> list[Mapping[str, Any]]:
     value = _parsed(path)
     starts = value if isinstance(value, list) else [value]  # once, only the last start was recorded
     if not starts or not all(isinstance(start, dict) for start in starts):
         raise ValueError(f"{path} must hold a list of mappings, one for each start.")
+    return starts
+
+
+def _environment(starts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Where a run's starts ran: what they share, and what differs as `a, then b`."""
     environment: dict[str, Any] = {}
     for key in dict.fromkeys(key for start in starts for key in start if key not in ("step", "data")):
         values = [start.get(key) for start in starts]

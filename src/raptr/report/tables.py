@@ -30,6 +30,7 @@ class Row:
     name: str
     method: str
     schedule: str | None
+    data: str | None
     steps: int
     planned: int | None
     train_loss: float | None
@@ -100,6 +101,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 name=name,
                 method=run.method,
                 schedule=run.schedule,
+                data=run.data,
                 steps=last.step,
                 planned=run.planned,
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
@@ -199,6 +201,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
     if len(rows) > 1:
         notes.append(f"Costs are relative to {rows[0].relative_to}.")
+    if len({row.data for row in rows if row.data is not None}) > 1:
+        notes.append("The runs have different data, so their losses do not compare.")
     if any(row.eval_loss_mixture is not None for row in rows):
         notes.append(
             "The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained."

@@ -84,6 +84,8 @@ def pretrain(
     ):
         steps, found = settled.train.steps, None if fresh else checkpoint.load_latest(folder.checkpoints)
         if found is not None and found.step >= steps:
+            if settled.data.source != folder.read().data.source:  # another path may lead to the same text
+                _check_data(run, found.progress(), open_data(settled, run, console))
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
             return Result(run, found.step, found.progress().eval_loss)
         store = open_data(settled, run, console)
@@ -133,11 +135,7 @@ class Trainer:
     def resume(self, found: Checkpoint, console: Console) -> None:
         """Take up a checkpoint."""
         progress = found.progress()
-        if progress.data != self.store.fingerprint:
-            raise ValueError(
-                f"the run in {str(self.folder.path)!r} was trained on other data "
-                f"(fingerprint {progress.data}, now {self.store.fingerprint}); start another run"
-            )
+        _check_data(self.folder.path, progress, self.store)
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
         found.read(self.tensors())
@@ -331,3 +329,12 @@ def open_data(config: Config, run: Path, console: Console) -> TokenStore:
     with console.status("checking the token shards …"):
         store.verify()
     return store
+
+
+def _check_data(run: Path, progress: Progress, store: TokenStore) -> None:
+    """Refuse other data than the run was trained on."""
+    if progress.data != store.fingerprint:
+        raise ValueError(
+            f"the run in {str(run)!r} was trained on other data "
+            f"(fingerprint {progress.data}, now {store.fingerprint}); start another run"
+        )
