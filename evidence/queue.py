@@ -59,10 +59,10 @@ def read_queue(path: Path = QUEUE) -> list[Item]:
     return [_item(entry) for entry in load_yaml(path.read_text(encoding="utf-8"))]
 
 
-def standing(item: Item, items: Sequence[Item], out: Path) -> Standing:
-    """Where a comparison is by the records and its run folders; its text need not be there."""
+def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = None) -> Standing:
+    """Where a comparison is by the records and its run folders; without its text a vocabulary of 8,192 is assumed."""
     try:
-        comparison = read_comparison(item.spec(None))
+        comparison = read_comparison(item.spec(data))
         progress = Progress(comparison, out / item.name, None, record=item.record, others=_others(item, items))
     except ValueError as error:
         return Standing(0, 0, 0.0, str(error))

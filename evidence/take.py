@@ -29,21 +29,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     options = _options(arguments)
     items = read_queue(options.queue)
-    stands = {item.name: standing(item, items, options.out) for item in items}
     if not options.list:
         try:
-            take([item for item in items if not _settled(stands[item.name])], items, options)
+            take(items, options)
         except ValueError as error:
             sys.exit(f"error: {error}")
-        stands = {item.name: standing(item, items, options.out) for item in items}
+    stands = _stands(items, options)
     Console().print(table(items, stands))
     for item in items:
         if refused := stands[item.name].refused:
             print(f"{item.name} cannot run: {refused}")
 
 
-def take(open_items: Sequence[Item], items: Sequence[Item], options: Namespace) -> None:
-    """Run what is open until the minutes are over."""
+def take(items: Sequence[Item], options: Namespace) -> None:
+    """Run what is left until the minutes are over."""
     if environment()["commit"] is None:
         raise ValueError(
             "the commit is not known, and every record names it. Set RAPTR_COMMIT, or run in a git checkout."
@@ -54,7 +53,9 @@ def take(open_items: Sequence[Item], items: Sequence[Item], options: Namespace) 
     clock.daemon = True
     clock.start()
     try:
-        asked = [item.asked(items, options.data, options.out) for item in open_items]
+        stands = _stands(items, options)
+        left = [item for item in items if not _settled(stands[item.name])]
+        asked = [item.asked(items, options.data, options.out) for item in left]
         compare_all(asked, device=options.device, jobs=options.jobs, stop=stop)
     finally:
         clock.cancel()
@@ -71,6 +72,11 @@ def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
         left = "–" if _settled(stand) else duration(stand.seconds)
         shown.add_row(item.name, runs, left, item.question)
     return shown
+
+
+def _stands(items: Sequence[Item], options: Namespace) -> dict[str, Standing]:
+    data = options.data if options.data.exists() else None
+    return {item.name: standing(item, items, options.out, data) for item in items}
 
 
 def _settled(stand: Standing) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs.results import redraw
+from docs.results.pages import evidence
 from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
 
 
@@ -28,6 +29,19 @@ def test_every_page_with_a_marked_table_is_listed() -> None:
         if "<!-- table:" in path.read_text(encoding="utf-8")
     }
     assert marked == {page.name for page in redraw.PAGES if page.tables}
+
+
+def test_the_queue_says_what_is_a_lead_partial_or_not_run() -> None:
+    none = dict.fromkeys(item.name for item in evidence.ITEMS)
+    assert evidence.sections(none).count("Not run yet") == len(evidence.ITEMS)
+    record = redraw.records(evidence.PAGE)["long-12x256"]
+    whole = evidence.sections({**none, "long-12x256": record})
+    assert "26 runs" in whole
+    assert "One seed" not in whole
+    first = {**record, "runs": [run for run in record["runs"] if run["seed"] == 0], "finished": 16}
+    part = evidence.sections({**none, "long-12x256": first})
+    assert "16 of 26 runs" in part
+    assert "One seed" in part
 
 
 PAGE = Page(name="a", records={}, tables={"one": lambda _: "| 1 |"})

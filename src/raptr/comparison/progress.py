@@ -113,6 +113,7 @@ class Progress:
         if found is not None:
             check_record(self.record, found, comparison.entries, fingerprint)
             self._finished = {run.key: run for run in read_finished_runs(found)}
+        self._sources = others
         self._others = [
             run
             for path in others
@@ -127,6 +128,11 @@ class Progress:
             task.refuse_other()
         if self.continued and self.unfinished():
             check_machine(self.record, self._finished.values(), self.comparison.entries)
+
+    def learn(self, other: "Progress", run: PlannedRun) -> None:
+        """Take note of a run that another comparison has just made, if its record is one to take runs from."""
+        if other.record in self._sources and other._fingerprint == self._fingerprint and run.key in other._finished:
+            self._others.append(other._finished[run.key])
 
     def tasks(self) -> list[Task]:
         """Every run that is wanted by now."""

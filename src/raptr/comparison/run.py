@@ -120,6 +120,8 @@ def compare_all(
             progress.check()
         for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
             whole = progress.whole(done.run.seed) and bool(progress.unfinished())
+            for other in all_progress:
+                other.learn(progress, done.run)
             record = progress.write() if progress.continued or whole else None  # what a kill leaves
             if record is not None and whole:
                 redraw(record, progress.out)

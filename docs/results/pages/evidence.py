@@ -1,0 +1,50 @@
+"""The page of the queue of comparisons: each one's question, command, and table or that it was not run yet."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from docs.results.pages.contract import Page, Records
+from evidence.queue import QUEUE, Item, read_queue
+from raptr.comparison.record import read_rows
+from raptr.comparison.spec import FULL
+from raptr.comparison.table import finals, markdown, notes
+
+ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
+
+
+def sections(records: Records) -> str:
+    """A section for each comparison, in the order of the queue."""
+    return "\n\n".join(_section(item, records[item.name]) for item in ITEMS)
+
+
+def _section(item: Item, record: Mapping[str, Any] | None) -> str:
+    command = f"raptr compare {item.file} --record {item.record} --jobs 7"
+    head = [f"### {item.name}", f"**{item.question}** {item.means}", f"```\n{command}\n```"]
+    return "\n\n".join([*head, *(["**Not run yet.**"] if record is None else _found(record))])
+
+
+def _found(record: Mapping[str, Any]) -> list[str]:
+    """What a comparison came to: how far it is, what was trained and where, and each entry at its best rate."""
+    rows = read_rows(record)
+    best = finals(rows)
+    finished, planned = record["finished"], record["planned"]
+    said = [f"{finished} runs." if finished == planned else f"**Partial: {finished} of {planned} runs.**"]
+    if max(row.loss.n if row.loss else 0 for row in best) < 2:
+        said.append("**One seed: a lead**, no finding.")
+    full = next((run for run in record["runs"] if run["label"] == FULL), None)
+    if full is not None:
+        said.append(
+            f"{full['layers']} layers of width {full['width']}; full training sees {full['tokens'] / 1e6:,.0f} million "
+            f"tokens, {full['tokens_per_weight']:.3g} per weight of the layers, {full['epochs']:.2g} times the text."
+        )
+    said.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
+    return [" ".join(said), markdown(best).rstrip(), *notes(best)]
+
+
+def _where(environment: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("torch", "commit") if environment[name])
+    return f"{environment['gpu'] or environment['processor']}, {versions}"
+
+
+PAGE = Page("results/evidence", {item.name: str(item.record) for item in ITEMS}, {"queue": sections})

@@ -1,0 +1,157 @@
+"""The queue of comparisons: what is in it, and that taking it goes on from the records alone."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evidence import queue, take
+from raptr.comparison import read_comparison
+from raptr.data import TokenStore
+from raptr.train.checkpoint import steps
+from tests.comparison.tiny import asked, numbers
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("first", "second")
+
+
+def made(folder: Path, store: TokenStore) -> Path:
+    """A project's folder with a queue of two tiny comparisons, the second with runs of the first."""
+    (folder / "evidence").mkdir(parents=True)
+    first, second = asked(store, seeds=[0]), asked(store, seeds=[0])
+    second["entries"] = {"full": {"name": "full"}, "other": {"name": "raptr", "scaling": "sqrt"}}
+    for name, spec in zip(NAMES, (first, second), strict=True):
+        (folder / "evidence" / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    items = [{"name": name, "question": "Does it?", "means": "It does."} for name in NAMES]
+    (folder / "evidence" / "queue.yaml").write_text(yaml.safe_dump(items))
+    return folder
+
+
+def start(folder: Path, store: TokenStore) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "evidence.take", "--data", str(store.path), "--jobs", "2"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": paths, "RAPTR_COMMIT": "0123abc", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def taken(folder: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch, minutes: str = "9") -> None:
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("RAPTR_COMMIT", "0123abc")
+        take.main(["--data", str(store.path), "--jobs", "1", "--minutes", minutes])
+
+
+def record(folder: Path, name: str) -> Path:
+    return folder / "docs" / "results" / "evidence" / f"{name}.json"
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_killed_queue_goes_on_from_its_records_alone(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm, wild = made(tmp_path / "calm", store), made(tmp_path / "wild", store)
+    taken(calm, store, monkeypatch)
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["first", "4", "of", "4"] in [words[:4] for words in said]
+    assert ["second", "3", "of", "3"] in [words[:4] for words in said]
+    second = calm / "runs" / "evidence" / "second" / "runs"
+    assert [path.name for path in second.iterdir()] == ["other-peak0.01-seed0"]  # the first one's runs are taken over
+    process = start(wild, store)
+    until(record(wild, "first").exists)  # a run has ended
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)  # ends when the last of its processes has
+    kept = {name: numbers(record(wild, name))["runs"] for name in NAMES if record(wild, name).exists()}
+    assert kept["first"]
+    shutil.rmtree(wild / "runs")
+    taken(wild, store, monkeypatch)
+    folders = {path.name for path in (wild / "runs" / "evidence" / "first" / "runs").iterdir()}
+    assert len(folders) == 4 - len(kept["first"])  # nothing that was finished is run again
+    for name in NAMES:
+        assert numbers(record(wild, name)) == numbers(record(calm, name))
+    before = {name: record(wild, name).read_bytes() for name in NAMES}
+    shutil.rmtree(wild / "runs")
+    taken(wild, store, monkeypatch)
+    assert not (wild / "runs").exists()
+    assert {name: record(wild, name).read_bytes() for name in NAMES} == before
+
+
+def test_it_saves_when_its_minutes_are_over_and_goes_on(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path / "project", store)
+    path = folder / "evidence" / "first.yaml"
+    spec = yaml.safe_load(path.read_text())
+    spec["settings"]["train"] |= {"steps": 10**6, "checkpoint_every": 10**6, "eval_every": 10**6}
+    path.write_text(yaml.safe_dump(spec))
+    checkpoints = folder / "runs" / "evidence" / "first" / "runs" / "full-peak0.01-seed0" / "checkpoints"
+    saved = []
+    for _ in range(2):
+        taken(folder, store, monkeypatch, minutes="0.05")
+        saved.append(max(steps(checkpoints)))
+    assert 0 < saved[0] < saved[1]
+    assert not record(folder, "first").exists()
+
+
+def test_other_text_than_the_records_is_refused(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path / "project", store)
+    monkeypatch.chdir(folder)
+    record(folder, "first").parent.mkdir(parents=True)
+    record(folder, "first").write_text(json.dumps({"runs": [], "configs": {}, "data": {"fingerprint": "old"}}))
+    with pytest.raises(SystemExit, match=r"first\.json.*old"):
+        take.main(["--data", str(store.path)])
+    monkeypatch.setattr(take, "environment", lambda: {"commit": None})
+    with pytest.raises(SystemExit, match="RAPTR_COMMIT"):
+        take.main(["--data", str(store.path)])
+
+
+def test_the_queue_lists_without_its_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "200")
+    take.main(["--list"])
+    said = capsys.readouterr().out
+    assert "26 of 26" in said
+    items = queue.read_queue()
+    assert all(item.name in said for item in items)
+    refused = {item.name for item in items if queue.standing(item, items, Path("none")).refused}
+    assert refused <= {"init-12x256"}  # needs the setting model.init
+
+
+def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for item in queue.read_queue():
+        given = item.spec(None)
+        assert (given["tune"], given["widen"]) == ([0], True)
+        assert {"train", "data", "model", "optimizer"} == set(given["settings"])
+        assert given["settings"]["train"]["eval_samples"] == 8192
+        if item.name == "init-12x256":
+            continue
+        comparison = read_comparison(given)
+        spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
+        assert spent.pop("full") == 1
+        assert all(given["flops"] - 0.001 < share <= given["flops"] for share in spent.values())
+
+
+def test_runs_of_the_long_record_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    items = {item.name: item for item in queue.read_queue()}
+    rivals = items["rivals-12x256"]
+    stand = queue.standing(rivals, [rivals, items["long-12x256"]], Path("none"))
+    assert stand.finished >= 13  # full and reduced at three rates each, raptr at three, stacking at four
