@@ -12,23 +12,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raptr.hashing import bits, mix_array
+from raptr.models.roles import roles
 
 DEVIATION = 0.02
 CHUNK = 1 << 20  # bounds the memory of the float64 intermediates
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Set every parameter of the model to its initial value, in place."""
-    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+    """Set every parameter of the model to its initial value, in place; one of no known role is an error."""
+    known = roles(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
+            if known[name] in ("matrix", "embedding"):
                 values = normal(seed, name, parameter.numel()) * np.float32(DEVIATION)
                 parameter.copy_(torch.from_numpy(values).view(parameter.shape))
-            elif id(parameter) in norms and name.endswith("weight"):
-                parameter.fill_(1)
             else:
-                parameter.zero_()
+                parameter.fill_(1 if known[name] == "gain" else 0)
 
 
 def normal(seed: int, name: str, count: int) -> NDArray[np.float32]:
