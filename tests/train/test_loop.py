@@ -59,6 +59,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
         {"optimizer": {"idle": "zero"}},
     ),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
+    ("stacking", {}, {"model": {"init": "fan-in"}}),
 ]
 
 
@@ -98,9 +99,23 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
 def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path / "run", store, until=4)
     file = tmp_path / "run" / "config.yaml"
-    lines = [line for line in file.read_text().splitlines() if "deterministic" not in line and "idle" not in line]
-    file.write_text("\n".join(lines))
+    newer = ("deterministic:", "idle:", "init:")
+    lines = file.read_text().splitlines()
+    older = [line for line in lines if not line.strip().startswith(newer)]
+    assert len(older) == len(lines) - len(newer)
+    file.write_text("\n".join(older))
     assert leg(config(), tmp_path / "run", store)[0].step == STEPS
+
+
+def test_initial_weights_belong_to_the_run(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(model={"init": "fan-in"})
+    leg(chosen, tmp_path / "run", store, until=4)
+    assert "  init: fan-in\n" in (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(ValueError, match=r"model\.init.*'fan-in'.*'bert'"):
+        leg(config(), tmp_path / "run", store)
+    assert leg(chosen, tmp_path / "run", store)[0].step == STEPS
+    leg(config(), tmp_path / "default", store, until=1)
+    assert records(tmp_path / "run")[0]["loss"] != records(tmp_path / "default")[0]["loss"]
 
 
 def test_the_end_of_every_stage_is_recorded(store: TokenStore, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ and indices reach a block as tensors. `embed`, `Block.forward` and `loss` are th
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from raptr.data.batch import Batch
 from raptr.models.attention import Segments, make_segments, self_attention
 from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
-from raptr.models.init import initialise
+from raptr.models.init import Init, initialise
 from raptr.models.inputs import BlockInputs, block_inputs
 from raptr.subnetworks import Shape, Subnetwork
 
@@ -28,7 +28,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The dimensions of a BERT; `parts` is the number of equal pieces the MLP is cut into."""
+    """The dimensions of a BERT and how it starts; `parts` is the number of equal pieces the MLP is cut into."""
 
     layers: int
     width: int
@@ -39,6 +39,7 @@ class BertConfig:
     positions: int = 512
     parts: int = 4
     dropout: float = 0.0
+    init: Init = "bert"
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts"):
@@ -49,6 +50,8 @@ class BertConfig:
             raise ValueError(f"model.parts is {self.parts}; a divisor of mlp, {self.mlp}, is allowed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout is {self.dropout!r}; a number from 0 to below 1 is allowed")
+        if self.init not in get_args(Init):
+            raise ValueError(f"model.init is {self.init!r}; allowed: {', '.join(get_args(Init))}")
 
     @property
     def shape(self) -> Shape:
@@ -147,7 +150,7 @@ class Bert(nn.Module):
         self.head_norm = nn.LayerNorm(config.width, eps=EPSILON)
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.stream: torch.dtype | None = None  # of what layers hand on; None: as the embeddings
-        initialise(self, seed)
+        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS)
 
     def forward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """The mean cross entropy over the masked positions, from the part of the model that runs."""
