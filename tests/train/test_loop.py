@@ -1,18 +1,22 @@
 """The loop on a small corpus: resuming, idle parameters, accumulation, evaluation, refusals."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from raptr.data import Document, TokenStore, prepare
 from raptr.methods import METHODS
-from raptr.train import checkpoint
+from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.loop import Trainer
+from raptr.train.optimizer import OptimizerSettings, decay_groups
 from raptr.train.run import RunFolder
 from raptr.train.safety import Diverged, StopRequest
 from tests.train.legs import QUIET, differing, leg, records
@@ -81,6 +85,33 @@ def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
     assert differing(weights, resumed) == []
     assert result.eval_loss == whole.eval_loss
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
+
+
+OTHERS: dict[str, Callable[[list[dict[str, Any]]], Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9, dampening=0.5),
+    "nadam": torch.optim.NAdam,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+@pytest.mark.parametrize("method", ["raptr", "stacking"])
+def test_any_optimizer_resumes_bit_for_bit_and_skips_idle_layers(
+    optimizer: str, method: str, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
+        return OTHERS[optimizer](decay_groups(model, settings.weight_decay))
+
+    monkeypatch.setattr(loop, "make_optimizer", make)
+    chosen = config({"name": method})
+    _, weights = leg(chosen, tmp_path / "whole", store)
+    for until in (1, 5, 12, STEPS):
+        _, resumed = leg(chosen, tmp_path / "legs", store, until)
+    assert differing(weights, resumed) == []
+    assert records(tmp_path / "legs") == records(tmp_path / "whole")
+    moved, idle_names = _one_step(store, tmp_path / "idle", "skip")
+    assert moved == set()
+    assert any(not name.startswith("model.") for name in idle_names)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -79,6 +80,15 @@ class Checkpoint:
             return read(kind, values, section)
         except ValueError as error:
             raise ValueError(f"{self.path / STATE} is not that of a run: {error}") from None
+
+    def blank(self, *, without: str) -> dict[str, Tensor]:
+        """Return a tensor to read into for each stored one whose name does not begin with `without`."""
+        described = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in described.items()
+            if isinstance(entry, TensorStorageMetadata) and not name.startswith(without)
+        }
 
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
         """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
