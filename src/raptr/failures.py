@@ -63,7 +63,7 @@ def work_in(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if folder.is_dir():
-            steps = checkpoint.steps(folder / "checkpoints")
+            steps = checkpoint.steps(folder / checkpoint.FOLDER)
             saved = f", its newest checkpoint is from step {steps[-1]:,}" if steps else ""
             error.add_note(f"The work so far is in {folder}{saved}; the same command continues from there.")
         raise

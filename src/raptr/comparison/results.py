@@ -18,9 +18,9 @@ from raptr.comparison.plot import draw
 from raptr.comparison.spec import FULL, REDUCED, Comparison, PlannedRun
 from raptr.comparison.table import Row, finals, markdown, notes, plain, rich_table, rows, timed
 from raptr.data import TokenStore
+from raptr.files import write_text
 from raptr.report.plots import save
 from raptr.report.runs import Run
-from raptr.train.run import write_file
 
 NAME = "compare"
 MACHINE = ("processor", "gpu", "threads")
@@ -36,7 +36,7 @@ def write_results(
     record = plain(_record(comparison, finished, planned, store))
     table = read_rows(record)
     record |= plain({"best": [asdict(row) for row in finals(table)], "rows": [asdict(row) for row in table]})
-    write_file(out / f"{NAME}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_text(out / f"{NAME}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     redraw(record, out)
     caption = " ".join([record["budget"], *notes(table)])
     return rich_table(finals(table), f"Comparison: {_title(record)}", caption)
@@ -45,7 +45,7 @@ def write_results(
 def redraw(record: Mapping[str, Any], out: Path) -> None:
     """Make the page and the plot of a comparison's record."""
     save(picture(record), out / f"{NAME}.png")
-    write_file(out / f"{NAME}.md", _page(record, read_rows(record)))
+    write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
 
 def picture(record: Mapping[str, Any]) -> Any:

@@ -32,10 +32,11 @@ from rich.progress import Progress
 from raptr.comparison.outcomes import OUTCOME, RUNS, Outcome, read_finished, read_note
 from raptr.comparison.search import wanted
 from raptr.comparison.spec import FULL, Comparison, PlannedRun, read_comparison, read_file
+from raptr.files import write_text
 from raptr.report.runs import Run
 from raptr.train.config import differences
 from raptr.train.loop import open_data, pretrain
-from raptr.train.run import RunFolder, write_file
+from raptr.train.run import RunFolder
 from raptr.train.safety import Diverged, StopRequest, locked
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class _Task:
             diverged = error.step
             console.print(f"diverged in step {diverged}", highlight=False)
         outcome = {"diverged": diverged, "data": self.data, "jobs": self.jobs}
-        write_file(self.folder / OUTCOME, json.dumps(outcome) + "\n")
+        write_text(self.folder / OUTCOME, json.dumps(outcome) + "\n")
         if not self.keep_models:
             shutil.rmtree(RunFolder(self.folder).checkpoints, ignore_errors=True)
 
