@@ -151,7 +151,7 @@ class Bench:
         return replace(SIZES[self.case.size], vocabulary=self.store.vocabulary.size, positions=self.case.length)
 
 
-def quick_weights(model: torch.nn.Module, seed: int) -> None:
+def quick_weights(model: torch.nn.Module, seed: int, **_settings: object) -> None:
     """Random weights made on the GPU: their values do not matter here, and there are many models."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)

@@ -21,6 +21,7 @@ from raptr.data import TokenStore
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate
 from raptr.train.loop import Trainer, open_data
+from raptr.train.optimizer import load_state, state_tensors
 from raptr.train.run import RunFolder, environment
 
 SEEDS, STEPS, LATER, MASK = (0, 1, 2), 400, (0, 10, 40), 20
@@ -65,9 +66,11 @@ def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolde
     """A trainer of another method, with the weights, moments and step of the small model's."""
     trainer = Trainer(chosen, folder, store, torch.device("cpu"))
     trainer.build(small.shape)
-    there = small.tensors()
-    for name, tensor in trainer.tensors().items():
+    there = small.weights()
+    for name, tensor in trainer.weights().items():
         tensor.copy_(there[name])
+    state = state_tensors(small.optimizer, small.model)
+    load_state(trainer.optimizer, trainer.model, {name: tensor.clone() for name, tensor in state.items()})
     trainer.step = small.step
     return trainer
 

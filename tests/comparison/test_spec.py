@@ -170,6 +170,9 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("entries.raptr.optimizer", {"idl": 3}, "entries.raptr.*optimizer.idl.*'idle'"),
         ("entries.raptr.optimizer", {"decay": 0.5}, "entries.raptr.optimizer.decay is 0.5.*settings.optimizer.decay"),
         ("entries.raptr.optimizer", {"peak": 3}, "entries.raptr.optimizer.peak is 3.*entries.raptr.peaks"),
+        ("entries.raptr.model", {"layers": 3}, "entries.raptr.model.layers is 3.*init.*settings.model.layers"),
+        ("entries.raptr.model", {"init": "x"}, "entries.raptr.*model.init is 'x'.*fan-in"),
+        ("settings.model", {"init": "x"}, "model.init is 'x'.*fan-in"),
         ("entries.full", {"name": "pld"}, "entries.full.*'pld'"),
         ("entries.full (reduced)", {"name": "full"}, "'full-reduced'"),
         ("entries.raptr!", {"name": "raptr"}, "'raptr'"),
@@ -185,6 +188,20 @@ def test_mistakes_are_named(path: str, value: Any, told: str) -> None:
     place[key] = value
     with pytest.raises((ValueError, OSError), match=told):
         read_comparison(asked)
+
+
+def test_initial_weights_are_set_for_all_entries_or_for_one() -> None:
+    entries = {"raptr": {"name": "raptr"}, "own": {"name": "raptr", "model": {"init": "bert"}}}
+    asked = given(entries=entries)
+    asked["settings"]["model"]["init"] = "fan-in"
+    made = {entry.label: entry.config.model for entry in read_comparison(asked).entries}
+    assert {label: model.init for label, model in made.items()} == {
+        FULL: "fan-in",
+        REDUCED: "fan-in",
+        "raptr": "fan-in",
+        "own": "bert",
+    }
+    assert len({model.layers for model in made.values()}) == 1
 
 
 def test_a_budget_below_one_step() -> None:

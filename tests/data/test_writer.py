@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raptr.data.store import Shard, sha256_of
-from raptr.data.writer import ShardWriter, Written, write_text
+from raptr.data.store import Shard
+from raptr.data.writer import ShardWriter, Written
+from raptr.files import sha256_of
 
 DTYPE = np.dtype("<u2")
 LENGTHS = np.array([3, 5, 2, 9, 1, 4, 4, 30, 2])
@@ -61,14 +62,3 @@ def test_a_file_shorter_than_the_journal_says(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"wiki-train-00000\.tokens: .*\b16 bytes.*\b15\b"):
         writer(tmp_path, state)
-
-
-def test_a_text_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text(tmp_path / "a.json", "before")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
-        with pytest.raises(OSError, match="full"):
-            write_text(tmp_path / "a.json", "after")
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "before"
-    write_text(tmp_path / "a.json", "after")
-    assert contents(tmp_path) == {"a.json": b"after"}

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from raptr import files
 from raptr.train import checkpoint
 from raptr.train.checkpoint import load_latest, save, steps
 
@@ -315,7 +316,7 @@ def test_everything_is_on_the_disk_before_the_name_is_given_and_the_name_before_
 ) -> None:
     put(tmp_path, 1, 1)
     events: list[str] = []
-    sync, rename = checkpoint.sync, os.rename
+    sync, rename = files.sync, os.rename
 
     def watched_sync(path: Path) -> None:
         sync(path)
@@ -325,7 +326,7 @@ def test_everything_is_on_the_disk_before_the_name_is_given_and_the_name_before_
         rename(source, target)
         events.append(f"rename {source.name} {target.name}")
 
-    monkeypatch.setattr(checkpoint, "sync", watched_sync)
+    monkeypatch.setattr(files, "sync", watched_sync)
     monkeypatch.setattr(os, "rename", watched_rename)
     put(tmp_path, 2, 2, keep=1)
     assert sorted(events[:2]) == [f"sync .step-2.partial/{SHARD}", "sync .step-2.partial/state.json"]

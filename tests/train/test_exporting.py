@@ -220,7 +220,7 @@ def test_an_interrupted_export_leaves_the_earlier_one(
         rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("raptr.train.exporting.os.rename", fail)
+        patch.setattr("os.rename", fail)
         with pytest.raises(OSError, match="the disk is gone"):
             export(run)
     assert_same_model(place, our_model(run, store, 4), Subnetwork.full(LAYERS))

@@ -1,19 +1,23 @@
 """The loop on a small corpus: resuming, idle parameters, accumulation, evaluation, refusals."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from raptr.data import Document, TokenStore, prepare
 from raptr.methods import METHODS
-from raptr.train import checkpoint
+from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.diverged import Diverged
 from raptr.train.loop import Trainer
+from raptr.train.optimizer import OptimizerSettings, decay_groups
 from raptr.train.run import RunFolder
 from raptr.train.safety import StopRequest
 from tests.train.legs import QUIET, differing, leg, records
@@ -60,6 +64,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
         {"optimizer": {"idle": "zero"}},
     ),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
+    ("stacking", {}, {"model": {"init": "fan-in"}}),
 ]
 
 
@@ -83,6 +88,33 @@ def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 
+OTHERS: dict[str, Callable[[list[dict[str, Any]]], Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9, dampening=0.5),
+    "nadam": torch.optim.NAdam,
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+@pytest.mark.parametrize("method", ["raptr", "stacking"])
+def test_any_optimizer_resumes_bit_for_bit_and_skips_idle_layers(
+    optimizer: str, method: str, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
+        return OTHERS[optimizer](decay_groups(model, settings.weight_decay))
+
+    monkeypatch.setattr(loop, "make_optimizer", make)
+    chosen = config({"name": method})
+    _, weights = leg(chosen, tmp_path / "whole", store)
+    for until in (1, 5, 12, STEPS):
+        _, resumed = leg(chosen, tmp_path / "legs", store, until)
+    assert differing(weights, resumed) == []
+    assert records(tmp_path / "legs") == records(tmp_path / "whole")
+    moved, idle_names = _one_step(store, tmp_path / "idle", "skip")
+    assert moved == set()
+    assert any(not name.startswith("model.") for name in idle_names)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", ["full", "raptr", "stacking", "msg"])
 def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: TokenStore, tmp_path: Path) -> None:
@@ -99,9 +131,23 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
 def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path / "run", store, until=4)
     file = tmp_path / "run" / "config.yaml"
-    lines = [line for line in file.read_text().splitlines() if "deterministic" not in line and "idle" not in line]
-    file.write_text("\n".join(lines))
+    newer = ("deterministic:", "idle:", "init:")
+    lines = file.read_text().splitlines()
+    older = [line for line in lines if not line.strip().startswith(newer)]
+    assert len(older) == len(lines) - len(newer)
+    file.write_text("\n".join(older))
     assert leg(config(), tmp_path / "run", store)[0].step == STEPS
+
+
+def test_initial_weights_belong_to_the_run(store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(model={"init": "fan-in"})
+    leg(chosen, tmp_path / "run", store, until=4)
+    assert "  init: fan-in\n" in (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(ValueError, match=r"model\.init.*'fan-in'.*'bert'"):
+        leg(config(), tmp_path / "run", store)
+    assert leg(chosen, tmp_path / "run", store)[0].step == STEPS
+    leg(config(), tmp_path / "default", store, until=1)
+    assert records(tmp_path / "run")[0]["loss"] != records(tmp_path / "default")[0]["loss"]
 
 
 def test_the_end_of_every_stage_is_recorded(store: TokenStore, tmp_path: Path) -> None:

@@ -2,9 +2,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
 
-from raptr.train.optimizer import OptimizerSettings, clip, make_optimizer
+from raptr.train.optimizer import (
+    OptimizerSettings,
+    clip,
+    decay_groups,
+    load_state,
+    make_optimizer,
+    state_tensors,
+)
 
 
 def rates(steps: int, **settings: Any) -> list[float]:
@@ -58,12 +66,88 @@ def test_warm_up_and_decay_must_fit() -> None:
         OptimizerSettings(warmup=6, decay=0.5).check_steps(10)
 
 
-def test_matrices_decay_and_vectors_do_not() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+def test_matrices_and_embeddings_decay_whatever_their_dimension() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2), nn.LayerNorm((2, 2)))
+    embedding, matrix, bias, gain, shift = model.parameters()
     decayed, plain = make_optimizer(OptimizerSettings(weight_decay=0.5), model).param_groups
-    assert [p.ndim for p in decayed["params"]] == [2]
-    assert [p.ndim for p in plain["params"]] == [1, 1, 1]
+    assert list(map(id, decayed["params"])) == [id(embedding), id(matrix)]
+    assert list(map(id, plain["params"])) == [id(bias), id(gain), id(shift)]
+    assert gain.ndim == 2
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+
+
+CLASSES: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (optim.AdamW, {}),
+    (optim.AdamW, {"foreach": True}),
+    (optim.AdamW, {"fused": True}),
+    (optim.AdamW, {"amsgrad": True}),
+    (optim.NAdam, {}),
+    (optim.Adagrad, {"initial_accumulator_value": 0.1}),
+    (optim.Adafactor, {}),
+    (optim.Rprop, {}),
+    (optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    (optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+    (optim.SGD, {}),
+]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def step(self, number: int, optimizer: Optimizer) -> None:
+        """A step in which one layer runs; the last one for the first time in step 3."""
+        out = self.blocks[number % 4](torch.arange(6.0).view(2, 3) - number)
+        torch.autograd.backward(out.square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("kind", "settings"), CLASSES)
+@pytest.mark.parametrize("stop", [0, 2, 5])
+def test_state_by_name_goes_on_bit_for_bit_for_any_class(kind: Any, settings: dict[str, Any], stop: int) -> None:
+    torch.manual_seed(0)
+    whole = Layers()
+    weights = {name: value.clone() for name, value in whole.state_dict().items()}
+
+    def optimizer(model: nn.Module) -> Optimizer:
+        made: Optimizer = kind(decay_groups(model, 0.0), lr=0.01, **settings)
+        return made
+
+    unbroken = optimizer(whole)
+    for number in range(8):
+        whole.step(number, unbroken)
+
+    stored: dict[str, Tensor] = {}
+    for first, last in ((0, stop), (stop, 8)):
+        part = Layers()
+        part.load_state_dict(weights)
+        steps = optimizer(part)
+        load_state(steps, part, stored)
+        for number in range(first, last):
+            part.step(number, steps)
+        weights = {name: value.clone() for name, value in part.state_dict().items()}
+        stored = {name: value.clone() for name, value in state_tensors(steps, part).items()}
+    expected = state_tensors(unbroken, whole)
+    assert stored.keys() == expected.keys()
+    assert [name for name in stored if not torch.equal(stored[name], expected[name])] == []
+    assert [name for name, value in whole.state_dict().items() if not torch.equal(value, weights[name])] == []
+
+
+def test_a_parameter_that_took_no_step_has_no_state() -> None:
+    model = Layers()
+    optimizer = make_optimizer(OptimizerSettings(), model)
+    assert state_tensors(optimizer, model) == {}
+    model.step(0, optimizer)
+    assert {name.partition(".")[2] for name in state_tensors(optimizer, model)} == {"blocks.0.weight", "blocks.0.bias"}
+    assert len(optimizer.state) == 2  # looking made none
+
+
+def test_state_of_an_unknown_parameter_is_refused() -> None:
+    model = Layers()
+    with pytest.raises(ValueError, match=r"exp_avg\.blocks\.9\.weight"):
+        load_state(make_optimizer(OptimizerSettings(), model), model, {"exp_avg.blocks.9.weight": torch.zeros(3, 3)})
 
 
 def test_clipping() -> None:

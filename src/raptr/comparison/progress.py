@@ -26,9 +26,10 @@ from raptr.comparison.record import (
 )
 from raptr.comparison.search import wanted
 from raptr.comparison.spec import Comparison, PlannedRun
+from raptr.files import write_text
 from raptr.train.diverged import Diverged
 from raptr.train.loop import pretrain
-from raptr.train.run import RunFolder, write_file
+from raptr.train.run import RunFolder
 from raptr.train.safety import StopRequest
 
 NAME = "compare"  # of the files in a comparison's folder
@@ -64,7 +65,7 @@ class Task:
             diverged = error.step
             console.print(f"diverged in step {diverged}", highlight=False)
         outcome = {"diverged": diverged, "data": self.data, "jobs": self.jobs}
-        write_file(self.folder / OUTCOME, json.dumps(outcome) + "\n")
+        write_text(self.folder / OUTCOME, json.dumps(outcome) + "\n")
         if not self.keep_models:
             shutil.rmtree(RunFolder(self.folder).checkpoints, ignore_errors=True)
 
@@ -174,7 +175,7 @@ class Progress:
         runs = [self._finished[key] for key in keys]
         made = assembled(self.comparison, runs, finished=self.finished, planned=self.planned, data=self._data)
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
+        write_text(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
         return made
 
     def _look(self, runs: Sequence[PlannedRun]) -> bool:

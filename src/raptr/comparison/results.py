@@ -12,8 +12,8 @@ from raptr.comparison.progress import NAME
 from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.spec import FULL, REDUCED
 from raptr.comparison.table import Row, finals, markdown, notes, rich_table, timed
+from raptr.files import write_text
 from raptr.report.plots import save
-from raptr.train.run import write_file
 
 MACHINE = ("processor", "gpu", "threads")
 
@@ -21,7 +21,7 @@ MACHINE = ("processor", "gpu", "threads")
 def redraw(record: Mapping[str, Any], out: Path) -> None:
     """Make the page and the plot of a comparison's record."""
     save(picture(record), out / f"{NAME}.png")
-    write_file(out / f"{NAME}.md", _page(record, read_rows(record)))
+    write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
 
 def picture(record: Mapping[str, Any]) -> Any:

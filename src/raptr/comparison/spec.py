@@ -12,6 +12,7 @@
       full: {name: full}
       raptr: {name: raptr, schedule: 6-8-10-12}
       zeros: {name: raptr, optimizer: {idle: zero}, peaks: [1.0e-3]}
+      wide: {name: raptr, model: {init: fan-in}}
 
 Without `flops` every entry takes train.steps steps and spends what it spends. With it, every entry takes as many steps
 as its budget pays for, by the closed form of its whole plan, expected FLOPs where it draws at random. A shorter full
@@ -162,6 +163,7 @@ class _Own:
     """What an entry may have beside its method's settings."""
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)  # init alone: entries share the dimensions
     precision: Precision | None = None
     peaks: tuple[float, ...] | None = None
 
@@ -304,10 +306,18 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     for key, place in (("peak", f"entries.{label}.peaks"), ("decay", "settings.optimizer.decay, for all entries")):
         if key in own.optimizer:
             raise ValueError(f"entries.{label}.optimizer.{key} is {own.optimizer[key]!r}; it is set by {place}")
+    for key in own.model:
+        if key != "init":
+            raise ValueError(
+                f"entries.{label}.model.{key} is {own.model[key]!r}; only init may differ between entries. "
+                f"Set it for all of them, by settings.model.{key}."
+            )
     method = {key: value for key, value in given.items() if key not in owned}
     optimizer = {**asdict(base.optimizer), **own.optimizer}
     try:
-        config = Config.read({**base.mapping(), "method": method, "optimizer": optimizer})
+        shared = base.mapping()
+        model = {**shared["model"], **own.model}
+        config = Config.read({**shared, "model": model, "method": method, "optimizer": optimizer})
         if own.precision is not None:
             config = replace(config, train=replace(config.train, precision=own.precision))
         flops = cost(config, vocabulary, config.train.steps)

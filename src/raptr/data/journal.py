@@ -13,7 +13,8 @@ from typing import Any
 from raptr.data.census import Sides
 from raptr.data.store import SPLITS, Part, Shard, Split
 from raptr.data.stream import BEGINNING, Position
-from raptr.data.writer import Written, write_text
+from raptr.data.writer import Written
+from raptr.files import write_text
 
 JOURNAL = "journal.json"
 

@@ -31,11 +31,11 @@ from raptr.data.journal import Journal
 from raptr.data.order import CYCLE, quotas
 from raptr.data.reading import DocumentsInput
 from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
-from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store, sha256_of
+from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store
 from raptr.data.stream import BEGINNING, Chunk
 from raptr.data.tokenizer import existing, load, train, vocabulary_of
 from raptr.data.workfolder import alone, clear, naming, resume, reuse, work_folder
-from raptr.data.writer import sync_folder, write_text
+from raptr.files import sha256_of, sync, write_text
 
 VOCABULARY = 30_000
 # Part of the built-in corpus's folder name: raised when its documents or their split change.
@@ -95,7 +95,7 @@ def prepare(
             # Another process may have been first. What it wrote is as good when it is the same.
             if not folder.exists() or open_store(folder).fingerprint != open_store(work).fingerprint:
                 raise
-        sync_folder(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return open_store(folder)
@@ -154,7 +154,7 @@ def prepare_corpus(
             if out.exists():
                 out.rmdir()  # it is empty, and not everywhere can a folder be renamed onto another
             work.rename(out)
-            sync_folder(out.parent)
+            sync(out.parent)
         finally:
             clear(work)
     return open_store(out)
@@ -226,7 +226,7 @@ def _tidy(work: Path) -> None:
     for path in work.iterdir():
         if path.name not in names:
             path.unlink()
-    sync_folder(work)
+    sync(work)
 
 
 def _silent(_: object) -> None:

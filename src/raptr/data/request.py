@@ -9,9 +9,10 @@ from typing import Any, final
 
 from raptr.data.domains import DomainSource, checked
 from raptr.data.reading import DOCUMENTS, Input
-from raptr.data.store import FORMAT, sha256_of
+from raptr.data.store import FORMAT
 from raptr.data.stream import Chunk, Position, ahead, chunks
 from raptr.data.tokenizer import checked_size, existing
+from raptr.files import sha256_of
 
 HELD_OUT = 0.02
 SHARD_TOKENS = 2**27

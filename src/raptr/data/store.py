@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.files import sha256_of
 from raptr.hashing import Uint64s
 
 FORMAT = 2
@@ -190,12 +191,6 @@ def open_store(path: Path) -> TokenStore:
     if vocabulary.size != manifest.vocabulary:
         raise _damaged(path / TOKENIZER, f"{manifest.vocabulary} tokens", f"{vocabulary.size}")
     return TokenStore(path, manifest, vocabulary)
-
-
-def sha256_of(path: Path) -> str:
-    """The checksum of a file, read piece by piece."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def dtype_for(vocabulary: int) -> str:

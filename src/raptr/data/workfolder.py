@@ -1,8 +1,6 @@
 """The folder in which a preparation works: one process at a time, and only files that raptr wrote."""
 
 import errno
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +11,9 @@ import tokenizers
 from raptr.data.journal import JOURNAL, Journal, read_journal
 from raptr.data.request import difference
 from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
+from raptr.files import locked
 
-OURS = (".tokens", ".documents", ".new")
+OURS = (".tokens", ".documents", ".partial", ".new")  # .new: of an earlier version
 
 
 def work_folder(out: Path) -> Path:
@@ -39,22 +38,8 @@ def naming(work: Path) -> Iterator[None]:
 def alone(work: Path) -> Iterator[None]:
     """The work folder, made if need be and locked; a process that is killed lets go of it."""
     work.mkdir(exist_ok=True)
-    if sys.platform == "win32":
+    with locked(work, f"{work} is being written by another process. Wait for it, or stop it."):
         yield
-        return
-    import fcntl
-
-    descriptor = os.open(work, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise ValueError(f"{work} is being written by another process. Wait for it, or stop it.") from error
-            # Some network file systems have no locks: then the user sees to it.
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> Journal | None:

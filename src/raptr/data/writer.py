@@ -1,7 +1,6 @@
-"""Writes the shards of one split, from where a journal says it stopped, and flushes files to disk."""
+"""Writes the shards of one split, from where a journal says it stopped."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, final
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raptr.data.store import OFFSETS, Shard, Split, Tokens
+from raptr.files import flush
 
 
 @dataclass(frozen=True)
@@ -111,31 +111,3 @@ class _File:
     def append(self, data: bytes) -> None:
         self.digest.update(data)
         self.stream.write(data)
-
-
-def flush(file: BinaryIO) -> None:
-    """Flush a file to disk, past the caches of Python and of the system."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, and flush it to disk."""
-    partial = path.with_name(f".{path.name}.new")
-    with partial.open("wb") as file:
-        file.write(text.encode())
-        flush(file)
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's list of names to disk."""
-    # Windows has no way to sync a folder, and does not need it.
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -102,7 +102,7 @@ class Bert(nn.Module):
         self.head_norm = nn.LayerNorm(config.width, eps=EPSILON)
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.stream: torch.dtype | None = None  # of what layers hand on; None: as the embeddings
-        initialise(self, seed)
+        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS)
 
     def forward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """The mean cross entropy over the masked positions, from the part of the model that runs."""

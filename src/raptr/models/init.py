@@ -1,10 +1,22 @@
 """Initial weights as a pure function of (seed, parameter name, element): the same on any device and version.
 
-Matrices and embeddings are N(0, 0.02²), as in BERT; biases and norm shifts 0, norm gains 1. A parameter's
-name keys its stream, so a deeper model starts with the shallower one's weights in the layers they share.
+Biases and norm shifts are 0, norm gains 1. Matrices and embeddings are normal; `model.init` sets their deviation:
+
+    bert     0.02 everywhere, as in BERT
+    fan-in   1/√fan_in for a matrix, so that outputs are of the size of inputs at any width; divided by √(2·layers)
+             where a layer writes to the residual stream, so that its 2·layers summands add up to the size of one
+
+For `fan-in`, embeddings have 1/√width: the token matrix is also the output matrix, whose fan-in is the width, and the
+norm after the embeddings makes their size irrelevant as inputs. `layers` counts those of the model as built, not of
+what it may grow to: that many summands there are when training starts, and new layers come from trained ones.
+
+A parameter's name keys its stream, so the same layer of a shallower and a deeper model starts from the same normal
+numbers, and any shard can be made by itself.
 """
 
+import math
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,23 +24,35 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raptr.hashing import bits, mix_array
+from raptr.models.roles import roles
+from raptr.models.sizes import Init
 
-DEVIATION = 0.02
+BERT = 0.02
 CHUNK = 1 << 20  # bounds the memory of the float64 intermediates
 
 
-def initialise(model: nn.Module, seed: int) -> None:
-    """Set every parameter of the model to its initial value, in place."""
-    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+def initialise(
+    model: nn.Module, seed: int, *, init: Init = "bert", layers: int = 1, outputs: Sequence[str] = ()
+) -> None:
+    """Set every parameter of the model to its initial value, in place; one of no known role is an error.
+
+    `outputs` names the modules that write to the residual stream of a model with so many layers.
+    """
+    known = roles(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim >= 2:
-                values = normal(seed, name, parameter.numel()) * np.float32(DEVIATION)
+            if known[name] in ("matrix", "embedding"):
+                residual = not set(outputs).isdisjoint(name.split("."))
+                deviation = BERT if init == "bert" else fan_in(parameter.shape[1], layers if residual else None)
+                values = normal(seed, name, parameter.numel()) * np.float32(deviation)
                 parameter.copy_(torch.from_numpy(values).view(parameter.shape))
-            elif id(parameter) in norms and name.endswith("weight"):
-                parameter.fill_(1)
             else:
-                parameter.zero_()
+                parameter.fill_(1 if known[name] == "gain" else 0)
+
+
+def fan_in(inputs: int, layers: int | None) -> float:
+    """The deviation of a matrix with so many inputs (of an embedding: its width); `layers`: of a residual output."""
+    return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
 
 
 def normal(seed: int, name: str, count: int) -> NDArray[np.float32]:

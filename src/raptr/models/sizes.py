@@ -1,13 +1,16 @@
 """The dimensions of a BERT, and the named sizes. No torch: the help of the command line lists the names."""
 
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from raptr.subnetworks import Shape
+
+Init = Literal["bert", "fan-in"]  # how weights start: init.py
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The dimensions of a BERT; `parts` is the number of equal pieces the MLP is cut into."""
+    """The dimensions of a BERT and how it starts; `parts` is the number of equal pieces the MLP is cut into."""
 
     layers: int
     width: int
@@ -18,6 +21,7 @@ class BertConfig:
     positions: int = 512
     parts: int = 4
     dropout: float = 0.0
+    init: Init = "bert"
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts"):
@@ -28,6 +32,8 @@ class BertConfig:
             raise ValueError(f"model.parts is {self.parts}; a divisor of mlp, {self.mlp}, is allowed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout is {self.dropout!r}; a number from 0 to below 1 is allowed")
+        if self.init not in get_args(Init):
+            raise ValueError(f"model.init is {self.init!r}; allowed: {', '.join(get_args(Init))}")
 
     @property
     def shape(self) -> Shape:

@@ -8,7 +8,6 @@ A part that is there is not computed again, so a study that was stopped goes on 
 """
 
 import json
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
+from raptr.files import write_text
 from raptr.train.run import environment
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -125,9 +125,7 @@ def parts_together(
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:

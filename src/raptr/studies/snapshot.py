@@ -1,7 +1,6 @@
 """A long computation's tensors on disk, so that a stopped study goes on in the middle of it."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +9,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raptr.files import new_file
+
 
 def write_snapshot(path: Path, identity: object, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors whole or not at all; `identity` (JSON) says which computation they belong to."""
-    partial = path.with_name(f".{path.name}.partial")
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, partial, metadata={"identity": json.dumps(identity)})
-    os.replace(partial, path)
+    with new_file(path) as partial:
+        save_file(contiguous, partial, metadata={"identity": json.dumps(identity)})
 
 
 def read_snapshot(path: Path, identity: object) -> dict[str, Tensor] | None:

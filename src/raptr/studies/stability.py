@@ -41,8 +41,9 @@ from raptr.studies.contract import parts, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
+from raptr.train.loading import load_model
 from raptr.train.loop import open_data
-from raptr.train.run import RunFolder, environment
+from raptr.train.run import environment
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -197,10 +198,8 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     """Measure a run's newest checkpoint on held-out text; writes result.json and stability.png, returns the folder."""
     if batches < 1:
         raise ValueError(f"batches is {batches}; a whole number from 1 on is allowed")
-    config = RunFolder(run).read()
-    found = checkpoint.load_latest(RunFolder(run).checkpoints)
-    if found is None:
-        raise ValueError(f"run is {str(run)!r}, which has no checkpoint; train it first")
+    loaded = load_model(run)
+    model, config, found = loaded.model, loaded.config, loaded.checkpoint
     store = open_data(config, run, console)
     if (trained_on := found.progress().data) != store.fingerprint:
         raise ValueError(
@@ -208,15 +207,11 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
             f"{str(store.path)!r} have {store.fingerprint}, and the same are needed"
         )
     settings = replace(config.train, device=device, precision="auto")
-    dimensions = config.model.build(store.vocabulary.size, config.data.length)
-    method = config.make_method(dimensions)
-    model = Bert(dimensions.resized(found.shape(method.target)), settings.seed)
-    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     model.to(settings.resolve_device()).eval()
     layers = model.config.layers
 
     def trained(layer: int) -> Subnetwork:
-        return method.trained([other != layer for other in range(layers)], found.step)
+        return loaded.method.trained([other != layer for other in range(layers)], found.step)
 
     probe = probe_bert(model, trained)
     held_out = EvalData(store, config.data.length, batches * settings.batch, isolate=config.data.isolate_documents)

@@ -3,39 +3,36 @@
 A checkpoint holds the tensors as safetensors (written through `torch.distributed.checkpoint`, so shards can
 come later without a new format), the rest as `state.json`, and `manifest.json` with the size and sha256 of
 each file. It is written in a hidden folder beside its place and gets its name by one rename, after everything
-is on the disk; so a folder `step-N` is whole, unless the disk damaged it later, which the manifest shows.
-
-    .step-N.partial    being written; ignored by readers
-    .step-N.replaced   the earlier step-N while a new one takes its place; stands for it if the name is free
-    .step-N.removing   being deleted; ignored by readers
+is on the disk (`raptr/files.py`); so a folder `step-N` is whole, unless the disk damaged it later, which the manifest
+shows. `.step-N.replaced` stands for `step-N` if that name is free.
 
 Nothing is pickled. The Hugging Face storage is used because the default writer of
 `torch.distributed.checkpoint` pickles its metadata; with `save_distributed=True` it needs no metadata file.
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from raptr import files
 from raptr.settings import read
 from raptr.subnetworks import Shape
 
 T = TypeVar("T")
 
+FOLDER = "checkpoints"  # of a run
 STATE = "state.json"
 MANIFEST = "manifest.json"
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
@@ -80,6 +77,15 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"{self.path / STATE} is not that of a run: {error}") from None
 
+    def blank(self, *, without: str) -> dict[str, Tensor]:
+        """Return a tensor to read into for each stored one whose name does not begin with `without`."""
+        described = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in described.items()
+            if isinstance(entry, TensorStorageMetadata) and not name.startswith(without)
+        }
+
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
         """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
         # A tensor without memory would be replaced, not filled.
@@ -106,6 +112,11 @@ class Checkpoint:
         targets = {name: tensor.detach() for name, tensor in into.items()}
         with _one_process():
             state_dict_loader.load(targets, storage_reader=reader, no_dist=True)
+
+
+def place_of(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step belongs."""
+    return folder / f"step-{step}"
 
 
 def steps(folder: Path) -> list[int]:
@@ -154,29 +165,16 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     text = json.dumps(dict(state), indent=2, allow_nan=False) + "\n"
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        sync(folder.parent)
+        files.sync(folder.parent)
     _clean(folder)
-    path = folder / f"step-{step}"
-    partial, replaced = folder / f".{path.name}.partial", folder / f".{path.name}.replaced"
-    try:
+    path = place_of(folder, step)
+    with files.new_folder(path) as partial:
         _write(partial, tensors, text)
-        if path.exists():
-            # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
-            os.rename(path, replaced)
-        os.rename(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if replaced.exists() and not path.exists():
-                os.rename(replaced, path)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync(folder)
-    if replaced.exists():
-        _remove(folder, {step: replaced})
     if keep is not None:
         # A later step can only be one that was too damaged to resume from: it must not crowd out a whole one.
         past = {number: old for number, old in _checkpoints(folder).items() if number <= step}
-        _remove(folder, {number: past[number] for number in sorted(past)[:-keep]})
+        for number in sorted(past)[:-keep]:
+            files.remove(past[number], place_of(folder, number))
     return path
 
 
@@ -184,7 +182,6 @@ def _write(partial: Path, tensors: Mapping[str, Tensor], state: str) -> None:
     """Write a whole checkpoint into a new folder, down to the disk, the manifest last."""
     # Whatever is not a tensor would be pickled.
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
-    partial.mkdir()
     # Safetensors refuses strided views; the copy is of those only.
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
@@ -192,10 +189,10 @@ def _write(partial: Path, tensors: Mapping[str, Tensor], state: str) -> None:
         state_dict_saver.save(plain, storage_writer=writer, no_dist=True)
     (partial / STATE).write_bytes(state.encode())
     for path in partial.iterdir():
-        sync(path)
+        files.sync(path)
     (partial / MANIFEST).write_bytes(_manifest(_contents(partial)))
-    sync(partial / MANIFEST)
-    sync(partial)
+    files.sync(partial / MANIFEST)
+    files.sync(partial)
 
 
 def _contents(path: Path) -> dict[str, dict[str, int | str]]:
@@ -203,9 +200,7 @@ def _contents(path: Path) -> dict[str, dict[str, int | str]]:
     contents: dict[str, dict[str, int | str]] = {}
     for file in path.iterdir():
         if file.name != MANIFEST and file.is_file():
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            contents[file.name] = {"size": file.stat().st_size, "sha256": digest}
+            contents[file.name] = {"size": file.stat().st_size, "sha256": files.sha256_of(file)}
     return contents
 
 
@@ -271,28 +266,7 @@ def _clean(folder: Path) -> None:
     """Remove what an interrupted save left, and give a checkpoint that was being replaced its name back."""
     for path in list(folder.iterdir()):
         if match := HIDDEN.fullmatch(path.name):
-            place = folder / f"step-{match[1]}"
-            if match[2] == "replaced" and not place.exists():
-                os.rename(path, place)
-            else:
-                shutil.rmtree(path)
-
-
-def _remove(folder: Path, old: Mapping[int, Path]) -> None:
-    """Delete checkpoints, renamed first, so that nothing half-deleted is ever called `step-N`."""
-    for step, path in old.items():
-        os.rename(path, removing := folder / f".step-{step}.removing")
-        sync(folder)
-        shutil.rmtree(removing)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            files.recover(place_of(folder, int(match[1])))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from raptr.data import masked_count, open_store
 from raptr.methods import Method, make_method
-from raptr.models.sizes import SIZES, BertConfig
+from raptr.models.sizes import SIZES, BertConfig, Init
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 
@@ -26,7 +26,7 @@ ROUNDING = ("train.device", "train.precision")  # a resume changes them only whe
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A named size, any dimension of which may be replaced."""
+    """A named size, any dimension of which may be replaced, and the initial weights."""
 
     size: str = "tiny"
     layers: int | None = None
@@ -36,6 +36,7 @@ class ModelSettings:
     mlp: int | None = None
     parts: int | None = None
     dropout: float = 0.0
+    init: Init = "bert"  # standard deviations of the initial weights: models/init.py
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:

@@ -24,6 +24,7 @@ from raptr.data.batch import Batch, refill
 from raptr.models.attention import make_segments
 from raptr.models.bert import Bert, Block
 from raptr.models.inputs import BlockInputs, Packed, Signature, pack, signature, unpack
+from raptr.models.roles import roles
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import TrainSettings
 
@@ -189,8 +190,8 @@ class _Parameters(NamedTuple):
 
 
 def _parameters(blocks: Iterable[nn.Module]) -> _Parameters:
-    every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
-    return _Parameters([p for p in every if p.ndim >= 2], [p for p in every if p.ndim < 2])
+    every = [pair for block in blocks for pair in zip(roles(block).values(), block.parameters(), strict=True)]
+    return _Parameters([p for role, p in every if role == "matrix"], [p for role, p in every if role != "matrix"])
 
 
 @final

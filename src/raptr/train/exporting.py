@@ -8,22 +8,20 @@ The folder is written under another name beside its place and then renamed, so a
 """
 
 import errno
-import os
-import shutil
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from raptr.data.store import sha256_of
 from raptr.data.tokenizer import load, vocabulary_of
+from raptr.files import new_folder, sync
 from raptr.methods import Method
 from raptr.models.bert import Bert
 from raptr.models.export import STOCK, save, stock_tokenizer, to_transformers
 from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
-from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
+from raptr.train.loading import load_model
 from raptr.train.run import RunFolder
 
 
@@ -40,20 +38,13 @@ def export(
     `step` takes that checkpoint. Each choice of `layers` and `step` has its own folder in the run, unless `out` names
     another.
     """
-    config = RunFolder(run).read()
-    found = _checkpoint(RunFolder(run).checkpoints, step)
-    tokenizer = RunFolder(run).tokenizer
-    _check_tokenizer(tokenizer, found)
-    built = config.model.build(vocabulary_of(load(tokenizer)).size, config.data.length)
-    method = config.make_method(built)
-    dimensions = built.resized(found.shape(method.target))
-    part = judged(method, found.step) if layers is None else spread(layers, dimensions.layers)
-    model = Bert(dimensions, config.train.seed)
-    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    loaded = load_model(run, step)
+    model, found = loaded.model, loaded.checkpoint
+    part = judged(loaded.method, found.step) if layers is None else spread(layers, model.config.layers)
     names = ["export", f"{layers}-layers" if layers else "", "" if step is None else f"step-{step}"]
     place = out or run / "-".join(filter(None, names))
-    text = card(run.resolve().name, config, dimensions, found, part, measured=layers is None)
-    return export_trained(model, part, tokenizer, place, text)
+    text = card(run.resolve().name, loaded.config, model.config, found, part, measured=layers is None)
+    return export_trained(model, part, RunFolder(run).tokenizer, place, text)
 
 
 def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
@@ -62,17 +53,14 @@ def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, ou
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
     tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
-    partial, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
-    _recover(out, partial, replaced)
     try:
-        partial.mkdir(parents=True)
-        save(exported, tokenizer, partial)
-        (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
-        for path in (*partial.iterdir(), partial):
-            checkpoint.sync(path)
-        _replace(out, partial, replaced)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with new_folder(out) as partial:
+            save(exported, tokenizer, partial)
+            (partial / "README.md").write_text(card, encoding="utf-8", newline="\n")
+            for path in (*partial.iterdir(), partial):
+                sync(path)
+            _refuse_strange(out, {path.name for path in partial.iterdir()})
+    except Exception as error:
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
         # safetensors and tokenizers (with a bare Exception) do not raise OSError for a disk that is full.
@@ -80,8 +68,6 @@ def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, ou
         number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
         message = f"the export could not be written ({reason}). Free some space, or choose another folder as out"
         raise OSError(number, message, str(out)) from error
-    checkpoint.sync(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
     return out
 
 
@@ -166,52 +152,10 @@ and starts with random ones, without an error.
 """
 
 
-def _check_tokenizer(file: Path, found: Checkpoint) -> None:
-    """Refuse another tokenizer than that of training; checkpoints of earlier versions do not say which it was."""
-    trained = found.state.get("tokenizer")
-    if trained is not None and file.is_file() and sha256_of(file) != trained:
-        raise ValueError(
-            f"{file} is not the tokenizer that the run was trained with (sha256 {sha256_of(file)}, in training "
-            f"{trained}). Put back tokenizer.json of the run's data."
-        )
-
-
-def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
-    """The newest whole checkpoint, or the one of a step."""
-    there = checkpoint.steps(folder)
-    if not there:
-        raise ValueError(f"{folder} has no checkpoint; train the run first")
-    if step is None:
-        newest = checkpoint.load_latest(folder)
-        assert newest is not None
-        return newest
-    return checkpoint.load(folder, step)
-
-
-def _recover(out: Path, partial: Path, replaced: Path) -> None:
-    """Remove what an interrupted export left, and give an export that was being replaced its name back."""
-    if partial.exists():
-        shutil.rmtree(partial)
-    if replaced.exists():
-        if out.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.rename(replaced, out)
-
-
-def _replace(out: Path, partial: Path, replaced: Path) -> None:
-    """Give the new export its name; a folder with anything but an export in it is left alone."""
-    if not out.exists():
-        os.rename(partial, out)
-        return
-    if strange := sorted({path.name for path in out.iterdir()} - {path.name for path in partial.iterdir()}):
+def _refuse_strange(out: Path, names: set[str]) -> None:
+    """Leave a folder alone that has anything but an export in it."""
+    if strange := sorted({path.name for path in out.iterdir()} - names) if out.exists() else []:
         raise ValueError(
             f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}). "
             "Name a new or empty folder, or an earlier export."
         )
-    os.rename(out, replaced)
-    try:
-        os.rename(partial, out)
-    except BaseException:
-        os.rename(replaced, out)
-        raise

@@ -4,16 +4,13 @@ It changes the result, so it is a named policy. `zero` is the paper's: every par
 step, zeros when idle, so momentum and weight decay go on. `skip` leaves weight, moments and step count alone.
 It needs gradients that are dropped after each step: `optimizer.zero_grad(set_to_none=False)` keeps them as zeros,
 so that an idle parameter looks like any other, and is refused.
-
-`initialise` gives every parameter its optimizer state before the first step, so that a checkpoint taken early
-has state for the layers not sampled yet.
 """
 
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 
 Policy = Literal["zero", "skip"]
 
@@ -56,28 +53,3 @@ def _check_dropped(gradients: list[Tensor]) -> None:
             "were idle cannot be told from those that were not. Use optimizer.zero_grad(set_to_none=True), "
             "or the policy 'zero'."
         )
-
-
-def initialise(optimizer: Optimizer) -> None:
-    """Create the AdamW state of every trainable parameter that has none, as its first step would."""
-    if not isinstance(optimizer, Adam):
-        raise ValueError(f"initialise: optimizer is {type(optimizer).__name__}; AdamW and Adam are allowed")
-    if any(group["amsgrad"] for group in optimizer.param_groups):
-        raise ValueError("initialise: amsgrad is True, which keeps a third moment; False is allowed")
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not parameter.requires_grad or optimizer.state[parameter]:
-                continue
-            # torch counts in float64 where that is the default, except in the fused kernel, and keeps the
-            # count on the CPU unless the kernel reads it on the device.
-            wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
-            on_device = group["capturable"] or group["fused"]
-            optimizer.state[parameter] = {
-                "step": torch.zeros(
-                    (),
-                    dtype=torch.float64 if wide else torch.float32,
-                    device=parameter.device if on_device else "cpu",
-                ),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }

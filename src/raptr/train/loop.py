@@ -42,8 +42,8 @@ from raptr.train.config import BUILTIN, Config
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import make_execution
 from raptr.train.flops import Flops, flops, planned_flops
-from raptr.train.idle import idle, initialise
-from raptr.train.optimizer import clip, make_optimizer
+from raptr.train.idle import idle
+from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
 from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
@@ -124,13 +124,13 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.execution = make_execution(self.model, settings, self.device, segments=isolate)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
-        initialise(self.optimizer)
 
     def grow(self, shape: Shape) -> None:
         """Make the model and what the optimizer knows those of a larger shape."""
         plan, before = self.method.growth(self.shape, shape), self.tensors()
         self.build(shape)
-        grow(plan, before, self.tensors(), layers=Bert.LAYERS, outputs=Bert.OUTPUTS)
+        state = grow(plan, before, self.weights(), layers=Bert.LAYERS, outputs=Bert.OUTPUTS)
+        load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
         """Take up a checkpoint."""
@@ -138,7 +138,9 @@ class Trainer:
         _check_data(self.folder.path, progress, self.store)
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
-        found.read(self.tensors())
+        state = found.blank(without="model.")
+        found.read({**self.weights(), **state})
+        load_state(self.optimizer, self.model, state)
         self.step, self.readout.seconds = progress.step, progress.seconds
         self.spent = Flops(progress.flops_layers, progress.flops)
         self.eval_loss = progress.eval_loss
@@ -283,12 +285,11 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, by name: weights and the optimizer's state."""
-        named: dict[str, Tensor] = {}
-        for name, parameter in self.model.named_parameters():
-            named[f"model.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state[parameter].items():
-                named[f"{key}.{name}"] = value
-        return named
+        return {**self.weights(), **state_tensors(self.optimizer, self.model)}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by their names in a checkpoint."""
+        return {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def moment(self, **fields: Any) -> dict[str, Any]:
         """A record of this moment, but for its seconds."""

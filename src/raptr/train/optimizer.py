@@ -1,18 +1,24 @@
-"""AdamW, its parameter groups, and the learning rate as a pure function of the step.
+"""AdamW, parameter groups, an optimizer's state by name, and the learning rate as a pure function of the step.
 
 The learning rate warms up linearly, stays constant, and decays over the last part of the run: linearly to `floor`
 of the peak (BERT), or by a cosine (UL2). The length of the decay is a fraction of the run's own steps, a quarter
 unless set otherwise, and does not depend on the method. So a shorter run of a comparison decays on equal terms.
+
+Groups and state are those of any `torch.optim` class. What a class keeps of a parameter, and with which values it
+begins, is its own affair: the state of a parameter exists from its first step on, so a layer that has not run yet has
+none in a checkpoint, and none afterwards.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from raptr.models.roles import roles
 from raptr.train.idle import Policy
 
 
@@ -69,23 +75,54 @@ class OptimizerSettings:
         return self.peak * (self.floor + (1 - self.floor) * share)
 
 
-def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> torch.optim.AdamW:
+def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
     """AdamW with weight decay on matrices and embeddings, none on biases and norms."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
     return torch.optim.AdamW(
-        groups,
+        decay_groups(model, settings.weight_decay),
         lr=settings.peak,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
-        fused=parameters[0].is_cuda,
+        fused=next(model.parameters()).is_cuda,
     )
 
 
-def clip(parameters: Iterable[nn.Parameter], limit: float) -> torch.Tensor:
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: matrices and embeddings, which decay; biases and norm gains, which do not."""
+    named, known = dict(model.named_parameters()), roles(model)
+    return [
+        {"params": [named[name] for name, role in known.items() if role in kinds], "weight_decay": decay}
+        for kinds, decay in ((("matrix", "embedding"), weight_decay), (("gain", "bias"), 0.0))
+    ]
+
+
+def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """What the optimizer keeps, as KIND.NAME of the parameter; nothing of parameters that took no step yet."""
+    return {
+        f"{kind}.{name}": value
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Replace what the optimizer keeps by these tensors; parameters that have none start afresh."""
+    places = {parameter: place for place, parameter in enumerate(_parameters(optimizer))}
+    named = {name: places[parameter] for name, parameter in model.named_parameters()}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full, tensor in tensors.items():
+        kind, _, name = full.partition(".")
+        if name not in named:
+            raise ValueError(f"the optimizer's state has {full}, but the model has no parameter {name or full}")
+        state.setdefault(named[name], {})[kind] = tensor
+    # torch puts each tensor where the class expects it: a fused kernel reads its step count on the GPU.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
     if limit == 0:
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

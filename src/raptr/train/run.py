@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 import yaml
 
+from raptr.files import write_text
 from raptr.strict_yaml import load_yaml
 from raptr.train import checkpoint
 from raptr.train.config import ROUNDING, Config, differences
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 WRITTEN = re.compile(
     r"metrics\.jsonl|tokenizer\.json|outcome\.json|tensorboard|checkpoints|report|export(-\d+-layers)?(-step-\d+)?"
 )
-PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced)")
+PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -55,7 +56,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / checkpoint.FOLDER
         self.tokenizer = path / "tokenizer.json"
         self.report = path / "report"
         self._board: SummaryWriter | None = None
@@ -161,8 +162,8 @@ class RunFolder:
                 f"(fingerprint {starts[-1]['data']}, now {start['data']}); start another run"
             )
         recorded = json.dumps([*starts, {**start, **environment()}], indent=2) + "\n"
-        write_file(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
-        write_file(self.environment, recorded)
+        write_text(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
+        write_text(self.environment, recorded)
         shutil.copyfile(tokenizer, self.tokenizer)
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
@@ -261,10 +262,3 @@ def _remove(path: Path) -> None:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
-
-
-def write_file(path: Path, text: str) -> None:
-    """Replace a file as a whole, so that a kill leaves the old or the new one."""
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -1,7 +1,6 @@
 """What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
 
 import errno
-import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from raptr import files
 from raptr.train import checkpoint
 from raptr.train.diverged import Diverged
 
@@ -67,13 +67,8 @@ def _lacking(error: BaseException | None) -> str | None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; a second one is refused. The system lets go when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
-            ) from None
+    refusal = f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
+    with files.locked(folder / LOCK, refusal):
         yield
 
 

@@ -1,0 +1,48 @@
+"""A run's trained model, from nothing but the run's folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raptr.data.tokenizer import load, vocabulary_of
+from raptr.files import sha256_of
+from raptr.methods import Method
+from raptr.models.bert import Bert
+from raptr.train import checkpoint
+from raptr.train.checkpoint import Checkpoint
+from raptr.train.config import Config
+from raptr.train.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model as a checkpoint has it, on the CPU, and what it was trained with."""
+
+    model: Bert
+    config: Config
+    method: Method
+    checkpoint: Checkpoint
+
+
+def load_model(run: Path, step: int | None = None) -> Loaded:
+    """Load the model of a run's newest whole checkpoint, or of the one at `step`."""
+    folder = RunFolder(run)
+    config = folder.read()
+    found = checkpoint.load_latest(folder.checkpoints) if step is None else checkpoint.load(folder.checkpoints, step)
+    if found is None:
+        raise ValueError(f"run is {str(run)!r}, which has no checkpoint. Train it first.")
+    _check_tokenizer(folder.tokenizer, found)
+    dimensions = config.model.build(vocabulary_of(load(folder.tokenizer)).size, config.data.length)
+    method = config.make_method(dimensions)
+    model = Bert(dimensions.resized(found.shape(method.target)), config.train.seed)
+    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    return Loaded(model, config, method, found)
+
+
+def _check_tokenizer(file: Path, found: Checkpoint) -> None:
+    """Refuse another tokenizer than that of training; checkpoints of earlier versions do not say which it was."""
+    trained = found.state.get("tokenizer")
+    if trained is not None and file.is_file() and sha256_of(file) != trained:
+        raise ValueError(
+            f"{file} is not the tokenizer that the run was trained with (sha256 {sha256_of(file)}, in training "
+            f"{trained}). Put back tokenizer.json of the run's data."
+        )

@@ -1,0 +1,90 @@
+"""Files and folders are whole or not there. `tests/train/test_checkpoint.py` stops each call of a save in turn."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raptr.files import hidden, locked, new_folder, recover, remove, write_text
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def full(_: object) -> None:
+    raise OSError("full")
+
+
+def test_a_text_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_text(tmp_path / "a.json", "before")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="full"):
+            write_text(tmp_path / "a.json", "after")
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == "before"
+    write_text(tmp_path / "a.json", "after ü\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]
+    assert (tmp_path / "a.json").read_bytes() == "after ü\n".encode()
+
+
+def test_a_folder_takes_its_place_or_nothing_changes(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "place"
+    for text in ("one", "two"):
+        with new_folder(place) as partial:
+            (partial / "file").write_text(text)
+        assert contents(tmp_path) == {"deep/place/file": text}
+    with pytest.raises(FileNotFoundError), new_folder(place) as partial:
+        (partial / "missing" / "file").write_text("three")
+    assert contents(tmp_path) == {"deep/place/file": "two"}
+    assert os.listdir(place.parent) == ["place"]
+
+
+def test_a_rename_that_fails_gives_the_old_folder_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rename = tmp_path / "place", os.rename
+    place.mkdir()
+    (place / "file").write_text("one")
+
+    def fail(source: Path, target: Path) -> None:
+        if source == hidden(place, "partial"):
+            raise OSError("no")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="no"), new_folder(place) as partial:
+        (partial / "file").write_text("two")
+    assert contents(tmp_path) == {"place/file": "one"}
+
+
+def test_what_a_kill_left_is_recovered(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    for kind in ("partial", "replaced", "removing"):
+        hidden(place, kind).mkdir()
+        (hidden(place, kind) / "file").write_text(kind)
+    recover(place)
+    assert contents(tmp_path) == {"place/file": "replaced"}
+    hidden(place, "replaced").mkdir()
+    recover(place)
+    assert contents(tmp_path) == {"place/file": "replaced"}
+    remove(place, place)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", ".lock"])
+def test_a_folder_or_a_file_is_held_by_one(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with locked(path, "held"), pytest.raises(ValueError, match=r"^held$"), locked(path, "held"):
+        pass
+    with locked(path, "held"):
+        pass
+
+
+def test_where_there_are_no_locks_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with locked(tmp_path, "held"), locked(tmp_path, "held"):
+        pass
