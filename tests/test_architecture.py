@@ -95,6 +95,13 @@ def test_methods_know_plans_of_growth_not_tensors() -> None:
         assert all(name.startswith("raptr.growth.plan") for name in used), path
 
 
+def test_what_is_read_knows_nothing_of_preparing() -> None:
+    readers = [*(SOURCE / "data").glob("*.py"), *(SOURCE / "models").rglob("*.py")]
+    assert len(readers) > 10
+    for path in readers:
+        assert not any(name.startswith("raptr.data.prepare") for name in imports(path)), path
+
+
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 PICKLING = {"torch.save", "torch.load", "torch.jit.load", "torch.package", "pandas.read_pickle"}
 UNSAFE = {"trust_remote_code", "allow_pickle"}

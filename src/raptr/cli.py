@@ -14,11 +14,11 @@ from rich.markup import escape
 
 from raptr.comparison import compare as run_comparison
 from raptr.comparison import read_comparison, read_file
-from raptr.data.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
-from raptr.data.domains import parse_domain, with_valid
-from raptr.data.preparation import VOCABULARY, prepare_corpus
-from raptr.data.reading import DOCUMENTS
-from raptr.data.request import HELD_OUT
+from raptr.data.prepare.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
+from raptr.data.prepare.domains import parse_domain, with_valid
+from raptr.data.prepare.preparation import VOCABULARY, prepare_corpus
+from raptr.data.prepare.reading import DOCUMENTS
+from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.bert import SIZES

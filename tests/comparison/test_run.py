@@ -20,7 +20,8 @@ from raptr.cli import main
 from raptr.comparison import read_comparison
 from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
-from raptr.data import Document, TokenStore, open_store, prepare
+from raptr.data import TokenStore, open_store
+from raptr.data.prepare import Document, prepare
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from raptr.data import Batch, Document, EvalData, TokenStore, TrainData, prepare
+from raptr.data import Batch, EvalData, TokenStore, TrainData
+from raptr.data.prepare import Document, prepare
 from raptr.data.store import Split
 
 
@@ -141,7 +142,7 @@ def test_one_window_is_enough(tmp_path: Path) -> None:
 
 
 def test_wide_tokens_are_read_alike(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.preparation.dtype_for", lambda _: "uint32")
+    monkeypatch.setattr("raptr.data.prepare.preparation.dtype_for", lambda _: "uint32")
     wide = prepare(tmp_path / "store", documents, 300, shard_tokens=2000)
     assert wide.tokens("train", wide.domains[0].name)[0].dtype == np.dtype("<u4")
     assert same(TrainData(wide, 32, 8, seed=0).batch(5), TrainData(store, 32, 8, seed=0).batch(5))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from raptr.data import EvalData, TokenStore, parse_domain, prepare_corpus
+from raptr.data import EvalData, TokenStore
+from raptr.data.prepare import parse_domain, prepare_corpus
 from raptr.train.config import Config
 from tests.train.legs import leg, records
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
+from raptr.data.prepare import Document, prepare
 from raptr.methods import METHODS
 from raptr.train import checkpoint
 from raptr.train.config import Config

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raptr.data import Document, prepare
+from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint
 from raptr.train.safety import Diverged, FiniteCheck, OutOfMemory, StopRequest, locked, memory_named
 

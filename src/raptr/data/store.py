@@ -8,7 +8,7 @@
 
 A domain is a named part of the text with a weight: its share in a mixture, relative to the other weights.
 Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
-reads everything and compares the checksums. `preparation.py` writes such a folder.
+reads everything and compares the checksums. `raptr.data.prepare` writes such a folder.
 """
 
 import hashlib

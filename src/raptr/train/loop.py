@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from raptr.data import EvalData, TokenStore, TrainData, open_store, prepare_builtin
+from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
 from raptr.growth.apply import grow
 from raptr.hashing import bits

@@ -23,19 +23,19 @@ from pathlib import Path
 
 import tokenizers
 
-from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
-from raptr.data.corpus import Document, builtin, split
-from raptr.data.domains import DomainSource, check_out
-from raptr.data.encoding import Progress, encode
-from raptr.data.journal import Journal
 from raptr.data.order import CYCLE, quotas
-from raptr.data.reading import DocumentsInput
-from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
+from raptr.data.prepare.census import Sample, Sides, side_value, sides_of, take_census
+from raptr.data.prepare.corpus import Document, builtin, split
+from raptr.data.prepare.domains import DomainSource, check_out
+from raptr.data.prepare.encoding import Progress, encode
+from raptr.data.prepare.journal import Journal
+from raptr.data.prepare.reading import DocumentsInput
+from raptr.data.prepare.request import HELD_OUT, SHARD_TOKENS, Request
+from raptr.data.prepare.stream import BEGINNING, Chunk
+from raptr.data.prepare.workfolder import alone, clear, naming, resume, reuse, work_folder
+from raptr.data.prepare.writer import sync_folder, write_text
 from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store, sha256_of
-from raptr.data.stream import BEGINNING, Chunk
 from raptr.data.tokenizer import existing, load, train, vocabulary_of
-from raptr.data.workfolder import alone, clear, naming, resume, reuse, work_folder
-from raptr.data.writer import sync_folder, write_text
 
 VOCABULARY = 30_000
 # Part of the built-in corpus's folder name: raised when its documents or their split change.

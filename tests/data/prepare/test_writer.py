@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raptr.data.prepare.writer import ShardWriter, Written, write_text
 from raptr.data.store import Shard, sha256_of
-from raptr.data.writer import ShardWriter, Written, write_text
 
 DTYPE = np.dtype("<u2")
 LENGTHS = np.array([3, 5, 2, 9, 1, 4, 4, 30, 2])

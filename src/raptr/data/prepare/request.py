@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from raptr.data.domains import DomainSource, checked
-from raptr.data.reading import DOCUMENTS, Input
+from raptr.data.prepare.domains import DomainSource, checked
+from raptr.data.prepare.reading import DOCUMENTS, Input
+from raptr.data.prepare.stream import Chunk, Position, ahead, chunks
 from raptr.data.store import FORMAT, sha256_of
-from raptr.data.stream import Chunk, Position, ahead, chunks
 from raptr.data.tokenizer import checked_size, existing
 
 HELD_OUT = 0.02

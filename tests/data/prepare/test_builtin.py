@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from raptr.data import EvalData, TokenStore, TrainData, prepare_builtin
-from raptr.data.corpus import Document
+from raptr.data import EvalData, TokenStore, TrainData
+from raptr.data.prepare import prepare_builtin
+from raptr.data.prepare.corpus import Document
 from raptr.data.store import Split
 
 
@@ -57,13 +58,13 @@ def test_a_whole_store_is_reused(store: TokenStore, folder: Path, monkeypatch: p
     def refuse() -> None:
         raise AssertionError("the corpus was read again")
 
-    monkeypatch.setattr("raptr.data.preparation.builtin", refuse)
+    monkeypatch.setattr("raptr.data.prepare.preparation.builtin", refuse)
     assert prepare_builtin(folder, 2048).fingerprint == store.fingerprint
 
 
 def test_damage_or_another_setting_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = [Document(f"library/{i}.py", f"document number {i} of a few") for i in range(60)]
-    monkeypatch.setattr("raptr.data.preparation.builtin", lambda: corpus)
+    monkeypatch.setattr("raptr.data.prepare.preparation.builtin", lambda: corpus)
     first = prepare_builtin(tmp_path, 300)
     shard = first.path / "builtin-train-00000.tokens"
     whole = shard.read_bytes()

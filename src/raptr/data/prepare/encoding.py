@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from raptr.data.census import Sides
-from raptr.data.journal import Journal
-from raptr.data.request import Request
+from raptr.data.prepare.census import Sides
+from raptr.data.prepare.journal import Journal
+from raptr.data.prepare.request import Request
+from raptr.data.prepare.stream import Chunk, Position, in_order
+from raptr.data.prepare.writer import ShardWriter
 from raptr.data.store import SPLITS, Part, Split, Tokens
-from raptr.data.stream import Chunk, Position, in_order
-from raptr.data.writer import ShardWriter
 
 # Seconds of work that a kill can cost.
 JOURNAL_EVERY = 5.0

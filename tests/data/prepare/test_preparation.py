@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from raptr.data import DomainSource, Progress, TokenStore, TrainData, parse_domain, prepare, prepare_corpus
-from raptr.data.corpus import Document
-from raptr.data.domains import with_valid
+from raptr.data import TokenStore, TrainData
+from raptr.data.prepare import DomainSource, Progress, parse_domain, prepare, prepare_corpus
+from raptr.data.prepare.corpus import Document
+from raptr.data.prepare.domains import with_valid
 from raptr.data.store import SPLITS, Split
 from raptr.data.tokenizer import train
 
@@ -82,7 +83,7 @@ def test_the_number_of_workers_and_chunks_does_not_matter(
 ) -> None:
     made = []
     for workers, chunk in ((1, 2**18), (2, 100), (5, 1), (None, 1000)):
-        monkeypatch.setattr("raptr.data.stream.CHUNK", chunk)
+        monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", chunk)
         out = tmp_path / "out"
         prepare_corpus(domains(corpus), out, vocabulary=400, workers=workers, shard_tokens=700, deduplicate=True)
         made.append(contents(out))
@@ -288,7 +289,7 @@ def test_a_tokenizer_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_progress(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.stream.CHUNK", 300)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", 300)
     calls: list[Progress] = []
     store = prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=400, progress=calls.append)
     total = sum(path.stat().st_size for path in corpus.rglob("*.jsonl"))
