@@ -41,7 +41,7 @@ def texts(store: TokenStore) -> dict[str, list[str]]:
         for tokens, ends in zip(store.tokens(split, "text"), store.documents(split, "text"), strict=True):
             assert ends[-1] == len(tokens)
             for document in np.split(tokens, ends[:-1].astype(np.int64)):
-                assert document[-1] == store.vocabulary.sep
+                assert document[-1] == store.vocabulary["[SEP]"]
                 found[split].append(tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False))
     return found
 

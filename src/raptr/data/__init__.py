@@ -1,9 +1,8 @@
 """Tokens on disk -> the windows of a step: all that training reads. `raptr.data.prepare` writes what is read here."""
 
 from raptr.data.batch import Batch
-from raptr.data.masking import mask, masked_count
 from raptr.data.order import permuted
-from raptr.data.source import EvalData, TrainData
+from raptr.data.source import EvalData, TrainData, Windows
 from raptr.data.store import Domain, Part, TokenStore, open_store
 from raptr.data.tokenizer import Vocabulary
 
@@ -15,8 +14,7 @@ __all__ = [
     "TokenStore",
     "TrainData",
     "Vocabulary",
-    "mask",
-    "masked_count",
+    "Windows",
     "open_store",
     "permuted",
 ]

@@ -1,7 +1,7 @@
 """Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
 
     tokenizer.json
-    wiki-train-00000.tokens      the documents' tokens, each followed by [SEP]; little-endian integers
+    wiki-train-00000.tokens      the documents' tokens, each with an end token; little-endian integers
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
     data.json                    written last: what the other files must be, with checksums and a fingerprint

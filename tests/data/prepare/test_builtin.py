@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.prepare import prepare_builtin
@@ -28,9 +27,8 @@ def test_the_real_corpus_makes_a_store(store: TokenStore, folder: Path) -> None:
     train, valid = (sum(map(len, store.tokens(split, "builtin"))) for split in ("train", "valid"))
     assert train > 1_000_000
     assert 0.002 < valid / train < 0.1
-    batch = TrainData(store, 128, 8, seed=0).batch(0)
-    assert batch.tokens_BS.shape == torch.Size([8, 128])
-    assert len(EvalData(store, 128, 64)) == 64
+    assert TrainData(store, 127, 8, seed=0).windows(0).tokens_BW.shape == (8, 127)
+    assert len(EvalData(store, 127, 64)) == 64
 
 
 def windows(store: TokenStore, split: Split, size: int) -> set[bytes]:

@@ -15,8 +15,8 @@ from raptr.data.prepare import Document, prepare
 from raptr.data.prepare.census import Sides
 from raptr.data.prepare.encoding import Encoder, pieces
 from raptr.data.prepare.stream import Chunk, Position, digest_of
+from raptr.data.prepare.tokenizer import train
 from raptr.data.store import SPLITS
-from raptr.data.tokenizer import train
 
 WORDS = [
     "the",
@@ -66,7 +66,7 @@ def test_the_tokens_are_those_of_the_whole(tokenizer: Tokenizer, text: str, size
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raptr.data.prepare.encoding.PIECE", size)
         chunk = Chunk(Position(), texts=texts, digests=[digest_of(one) for one in texts])
-        found = Encoder(tokenizer, Sides(0), np.dtype("<u2"))(chunk)
+        found = Encoder(tokenizer, Sides(0), np.dtype("<u2"), "[SEP]")(chunk)
     other = [*tokenizer.encode(short, add_special_tokens=False).ids, tokenizer.token_to_id("[SEP]")]
     tokens, lengths = found["train"]
     assert tokens.tolist() == other + expected + other

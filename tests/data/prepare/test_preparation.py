@@ -16,8 +16,8 @@ from raptr.data import TokenStore, TrainData
 from raptr.data.prepare import DomainSource, Progress, parse_domain, prepare, prepare_corpus
 from raptr.data.prepare.corpus import Document
 from raptr.data.prepare.domains import with_valid
+from raptr.data.prepare.tokenizer import train
 from raptr.data.store import SPLITS, Split
-from raptr.data.tokenizer import train
 
 
 def text(domain: str, i: int) -> str:
@@ -48,7 +48,7 @@ def decoded(store: TokenStore, split: Split, domain: str) -> Iterator[str]:
     tokenizer = store.tokenizer()
     for tokens, ends in zip(store.tokens(split, domain), store.documents(split, domain), strict=True):
         for document in np.split(tokens, ends[:-1].astype(np.int64)):
-            assert document[-1] == store.vocabulary.sep
+            assert document[-1] == store.vocabulary["[SEP]"]
             yield tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False)
 
 
@@ -284,7 +284,7 @@ def test_a_tokenizer_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
     facts["model"]["vocab"]["<mask>"] = facts["model"]["vocab"].pop("[MASK]")
     path.write_text(json.dumps(facts), encoding="utf-8")
     assert Tokenizer.from_file(str(path)).token_to_id("<mask>") == 4
-    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no \[MASK\]"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*lacks \[MASK\],"):
         prepare_corpus(domains(corpus), tmp_path / "out", tokenizer=path)
 
 

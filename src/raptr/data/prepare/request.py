@@ -10,8 +10,9 @@ from typing import Any, final
 from raptr.data.prepare.domains import DomainSource, checked
 from raptr.data.prepare.reading import DOCUMENTS, Input
 from raptr.data.prepare.stream import Chunk, Position, ahead, chunks
+from raptr.data.prepare.tokenizer import checked_size, existing
 from raptr.data.store import FORMAT, sha256_of
-from raptr.data.tokenizer import checked_size, existing
+from raptr.data.tokenizer import BERT, Specials
 
 HELD_OUT = 0.02
 SHARD_TOKENS = 2**27
@@ -35,6 +36,7 @@ class Request:
     skip_broken: bool = False
     shard_tokens: int = SHARD_TOKENS
     workers: int | None = None
+    specials: Specials = BERT
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done before any text is read."""
@@ -48,9 +50,9 @@ class Request:
         if self.documents not in (None, *DOCUMENTS):
             raise ValueError(f"documents is {self.documents!r}. Use one of: {', '.join(DOCUMENTS)}.")
         if self.tokenizer is None:
-            checked_size(self.vocabulary)
+            checked_size(self.vocabulary, self.specials)
         else:
-            existing(self.tokenizer)
+            existing(self.tokenizer, self.specials)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,8 +85,11 @@ class Request:
 
     def facts(self) -> dict[str, Any]:
         """All that decides about the result, as JSON."""
+        # Left out for mlm, since folders were prepared before there was another objective.
+        objective = {} if self.specials == BERT else {"objective": self.specials.objective}
         return {
             "format": FORMAT,
+            **objective,
             "vocabulary": self.vocabulary if self.tokenizer is None else None,
             "tokenizer": None if self.tokenizer is None else sha256_of(self.tokenizer),
             "field": self.field,
@@ -99,13 +104,14 @@ class Request:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The first way in which two requests differ; empty when they do not."""
-    for key in new:
-        if key != "domains" and old.get(key) != new[key]:
-            return f"{key} was {old.get(key)}, is {new[key]}"
-    before, after = old.get("domains", []), new["domains"]
-    if [one["name"] for one in before] != [one["name"] for one in after]:
-        return f"the domains were {_names(before)}, are {_names(after)}"
-    for was, now in zip(before, after, strict=True):
+    before, after = {"objective": BERT.objective, **old}, {"objective": BERT.objective, **new}
+    for key, value in after.items():
+        if key != "domains" and before.get(key) != value:
+            return f"{key} was {before.get(key)}, is {value}"
+    old_domains, new_domains = old.get("domains", []), new["domains"]
+    if [one["name"] for one in old_domains] != [one["name"] for one in new_domains]:
+        return f"the domains were {_names(old_domains)}, are {_names(new_domains)}"
+    for was, now in zip(old_domains, new_domains, strict=True):
         for key in ("weight", "paths", "valid"):
             if was[key] != now[key]:
                 return f"domain {now['name']}: {key} was {was[key]}, is {now[key]}"
