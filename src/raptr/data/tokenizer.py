@@ -60,11 +60,11 @@ class Vocabulary:
                 f"the vocabulary lacks {' '.join(missing[:NAMED])}{more}, which the objective {name} needs. {remedy}"
             )
         first = max(self.ids[token] for token in specials.tokens) + 1
-        for token in sorted(self.ids, key=self.ids.__getitem__)[:first]:
+        for number, token in sorted((number, token) for token, number in self.ids.items() if number < first):
             if token not in specials.tokens and not UNUSED.fullmatch(token):
                 raise ValueError(
-                    f"the vocabulary has {token!r} below id {first - 1}, among the special tokens of the objective {name}, "
-                    f"where only [unused0] and the like may stand. {remedy}"
+                    f"the vocabulary has {token!r} (id {number}) among the special tokens of the objective {name}, whose "
+                    f"last has id {first - 1}; only [unused0] and the like may stand there. {remedy}"
                 )
         return range(first, self.size)
 
