@@ -22,7 +22,7 @@ from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.bert import SIZES
-from raptr.objectives import OBJECTIVES, SPECIALS
+from raptr.objectives import OBJECTIVES, SPECIALS, specials_of
 from raptr.recipes import RECIPES
 from raptr.report import write_report
 from raptr.settings import load_yaml, nearest, nested, parse_setting
@@ -207,7 +207,7 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     objective: Annotated[
-        str, typer.Option(metavar="|".join(SPECIALS), help="What will be trained: decides on the special tokens.")
+        str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; only mlm can be trained yet.")
     ] = "mlm",
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
@@ -226,15 +226,13 @@ def prepare(
     Several domains are mixed by their weights: --data wiki=PATH:17 --data web=PATH:57. A preparation that was
     stopped goes on where it was when the same command is given again.
     """
-    if objective not in SPECIALS:
-        raise ValueError(f"--objective is {objective!r}; {nearest(objective, SPECIALS)}allowed: {', '.join(SPECIALS)}")
     console = Console(stderr=True)
     with work_in(out), preparation_bar(console, out) as bar:
         store = prepare_corpus(
             with_valid([parse_domain(text) for text in data], valid or []),
             out,
             vocabulary=vocabulary,
-            specials=SPECIALS[objective],
+            specials=specials_of(objective),
             tokenizer=tokenizer,
             field=field,
             documents=documents,
@@ -247,7 +245,6 @@ def prepare(
         )
     console.print(preparation_table(store))
     if objective not in OBJECTIVES:
-        _say(console, f"raptr cannot train {objective} yet; pretrain takes data prepared for {', '.join(OBJECTIVES)}")
         return
     recipe = "bert-mini" if torch.cuda.is_available() else "demo"
     command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)

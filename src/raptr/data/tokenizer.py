@@ -63,8 +63,8 @@ class Vocabulary:
         for number, token in sorted((number, token) for token, number in self.ids.items() if number < first):
             if token not in specials.tokens and not UNUSED.fullmatch(token):
                 raise ValueError(
-                    f"the vocabulary has {token!r} (id {number}) among the special tokens of the objective {name}, whose "
-                    f"last has id {first - 1}; only [unused0] and the like may stand there. {remedy}"
+                    f"the vocabulary has {token!r} (id {number}) among the special tokens of the objective {name}, "
+                    f"whose last has id {first - 1}; only [unused0] and the like may stand there. {remedy}"
                 )
         return range(first, self.size)
 

@@ -12,4 +12,11 @@ from raptr.objectives.specials import CAUSAL, UL2
 OBJECTIVES: dict[str, type[Objective]] = {MaskedLM.name: MaskedLM}
 SPECIALS: dict[str, Specials] = {specials.objective: specials for specials in (BERT, CAUSAL, UL2)}
 
-__all__ = ["OBJECTIVES", "SPECIALS", "MaskedLM", "Objective"]
+__all__ = ["OBJECTIVES", "SPECIALS", "MaskedLM", "Objective", "specials_of"]
+
+
+def specials_of(objective: str) -> Specials:
+    """The special tokens that a vocabulary for this objective has."""
+    if objective not in SPECIALS:
+        raise ValueError(f"objective is {objective!r}. Use one of: {', '.join(SPECIALS)}.")
+    return SPECIALS[objective]

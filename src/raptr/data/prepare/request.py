@@ -104,14 +104,14 @@ class Request:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The first way in which two requests differ; empty when they do not."""
-    before, after = {"objective": BERT.objective, **old}, {"objective": BERT.objective, **new}
-    for key, value in after.items():
-        if key != "domains" and before.get(key) != value:
-            return f"{key} was {before.get(key)}, is {value}"
-    old_domains, new_domains = old.get("domains", []), new["domains"]
-    if [one["name"] for one in old_domains] != [one["name"] for one in new_domains]:
-        return f"the domains were {_names(old_domains)}, are {_names(new_domains)}"
-    for was, now in zip(old_domains, new_domains, strict=True):
+    old, new = ({"objective": BERT.objective, **request} for request in (old, new))
+    for key in new:
+        if key != "domains" and old.get(key) != new[key]:
+            return f"{key} was {old.get(key)}, is {new[key]}"
+    before, after = old.get("domains", []), new["domains"]
+    if [one["name"] for one in before] != [one["name"] for one in after]:
+        return f"the domains were {_names(before)}, are {_names(after)}"
+    for was, now in zip(before, after, strict=True):
         for key in ("weight", "paths", "valid"):
             if was[key] != now[key]:
                 return f"domain {now['name']}: {key} was {was[key]}, is {now[key]}"
