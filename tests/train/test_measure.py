@@ -1,6 +1,7 @@
 """Measuring how long a run will take: the arithmetic against a clock of our own, and real steps once."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,14 @@ def test_micro_batches_are_timed_as_one_step(monkeypatch: pytest.MonkeyPatch) ->
     scaled = measure(config({"name": "raptr"}, accumulate=4))
     assert (whole.timed_batch, scaled.timed_batch) == (16, 4)
     assert whole.hours == pytest.approx(scaled.hours)
+
+
+def test_isolated_documents_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random text has ends of documents too, which segments are made of."""
+    Clock(monkeypatch)
+    chosen = config({"name": "full"})
+    isolated = replace(chosen, data=replace(chosen.data, isolate_documents=True))
+    assert measure(isolated).hours == pytest.approx(measure(chosen).hours)
 
 
 def test_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
