@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from raptr.data import open_store
+from raptr.data import TrainData, open_store
 from raptr.data.batch import Batch
-from raptr.data.source import TrainData
 from raptr.models.bert import Bert
 from raptr.models.sizes import SIZES
+from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
 
@@ -36,16 +36,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "batch_cost.json")
     arguments = parser.parse_args()
     store = open_store(arguments.data)
-    data = TrainData(store, LENGTH, BATCH, seed=0)
+    objective = MaskedLM(store.vocabulary)
+    data = TrainData(store, objective.window(LENGTH), BATCH, seed=0)
+
+    def read(step: int) -> Batch:
+        return objective.training(data.windows(step), 0)
+
     model = Bert(replace(SIZES["base"], vocabulary=store.vocabulary.size, positions=LENGTH)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    fixed, part = data.batch(0).to("cuda"), Subnetwork.full(12)
+    fixed, part = read(0).to("cuda"), Subnetwork.full(12)
 
     pool = ThreadPoolExecutor(1)
-    pending = [pool.submit(data.batch, 0)]
+    pending = [pool.submit(read, 0)]
 
     def ahead(step: int) -> Batch:
-        pending.append(pool.submit(data.batch, step + 1))
+        pending.append(pool.submit(read, step + 1))
         return pending.pop(0).result()
 
     def train(batch: Batch) -> None:
@@ -58,9 +63,9 @@ def main() -> None:
     ways: dict[str, Callable[[int], object]] = {
         "step": lambda step: train(fixed),
         "step with reading ahead": lambda step: train(ahead(step).to("cuda")),
-        "step with reading": lambda step: train(data.batch(step).to("cuda")),
-        "batch at 0": lambda step: data.batch(step),
-        "batch at 10,000,000": lambda step: data.batch(10**7 + step),
+        "step with reading": lambda step: train(read(step).to("cuda")),
+        "batch at 0": lambda step: read(step),
+        "batch at 10,000,000": lambda step: read(10**7 + step),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     for block in range(BLOCKS + 1):

@@ -43,6 +43,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import TrainData
 from raptr.models import bert
 from raptr.models.sizes import SIZES, BertConfig
+from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops
@@ -124,16 +125,17 @@ class Bench:
 
         self.ways[name] = step
         size = trainer.method.subnetwork(trainer.method.phases()[phase].start).size
-        cost = {"sequences": self.case.batch, "length": self.case.length, "masked": trainer.config.data.masked}
+        cost = {"sequences": self.case.batch, "length": self.case.length, "targets": trainer.config.targets}
         self.flops[name] = flops(trainer.dimensions, _first(size, trainer.dimensions.layers), **cost).total
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
         """Add a plain training loop around a loss whose head runs on the masked positions or on all."""
-        data, steps = TrainData(self.store, self.case.length, self.case.batch, 0), count()
+        objective, steps = MaskedLM(self.store.vocabulary), count()
+        data = TrainData(self.store, objective.window(self.case.length), self.case.batch, 0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
         def step() -> None:
-            batch = data.batch(next(steps)).to(self.device)
+            batch = objective.training(data.windows(next(steps)), 0).to(self.device)
             with torch.autocast(self.device.type, dtype=torch.bfloat16):
                 value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
@@ -142,8 +144,8 @@ class Bench:
             optimizer.zero_grad(set_to_none=True)
 
         self.ways[name] = step
-        config, positions = self.dimensions(), data.batch(0).positions_BM.shape[1] if masked else self.case.length
-        cost = {"sequences": self.case.batch, "length": self.case.length, "masked": positions}
+        config, positions = self.dimensions(), objective.targets(self.case.length) if masked else self.case.length
+        cost = {"sequences": self.case.batch, "length": self.case.length, "targets": positions}
         self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
 
     def dimensions(self) -> BertConfig:

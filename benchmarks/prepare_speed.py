@@ -24,8 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raptr.data import DomainSource, Progress, open_store, prepare_corpus
-from raptr.data.reading import FileInput
+from raptr.data import open_store
+from raptr.data.prepare import DomainSource, Progress, prepare_corpus
+from raptr.data.prepare.reading import FileInput
 from raptr.data.tokenizer import load
 
 RESULT = Path(__file__).parent / "results" / "prepare_speed.json"

@@ -8,7 +8,8 @@ import os
 import pytest
 import torch
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
+from raptr.data.prepare import Document, prepare
 
 torch.set_num_threads(1)
 os.environ["RAPTR_TRACEBACK"] = "1"  # a failing test shows what the command line would write to a file

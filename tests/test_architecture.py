@@ -22,17 +22,21 @@ ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "subnetworks": {"hashing"},
     "data": {"files", "hashing"},
+    "objectives": {"hashing", "data"},
     "models": {"hashing", "subnetworks", "data"},
     "growth": {"subnetworks"},
     "methods": {"settings", "subnetworks", "growth"},
-    "train": {"files", "hashing", "settings", "strict_yaml", "subnetworks", "growth", "data", "models", "methods"},
+    "train": {
+        *("files", "hashing", "settings", "strict_yaml", "subnetworks", "growth"),
+        *("data", "models", "methods", "objectives"),
+    },
     "report": set(),
     "recipes": set(),
     "studies": {"files", "hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "files", "methods", "recipes", "report", "settings", "strict_yaml", "train"},
     "failures": {"extras", "train"},
     "cli": {
-        *("comparison", "data", "failures", "methods", "models", "recipes"),
+        *("comparison", "data", "failures", "methods", "models", "objectives", "recipes"),
         *("report", "settings", "strict_yaml", "studies", "train"),
     },
     "__main__": {"cli", "extras", "failures"},
@@ -101,6 +105,14 @@ def test_methods_know_plans_of_growth_not_tensors() -> None:
     for path in (SOURCE / "methods").rglob("*.py"):
         used = {name for name in imports(path) if name.startswith("raptr.growth")}
         assert all(name.startswith("raptr.growth.plan") for name in used), path
+
+
+def test_what_is_read_knows_nothing_of_preparing() -> None:
+    readers = [path for room in ("objectives", "models") for path in (SOURCE / room).rglob("*.py")]
+    readers += (SOURCE / "data").glob("*.py")
+    assert len(readers) > 10
+    for path in readers:
+        assert not any(name.startswith("raptr.data.prepare") for name in imports(path)), path
 
 
 PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}

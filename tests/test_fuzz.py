@@ -11,7 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raptr.data import Document, TokenStore, open_store, prepare
+from raptr.data import TokenStore, open_store
+from raptr.data.prepare import Document, prepare
 from raptr.recipes import RECIPES
 from raptr.report import read_run
 from raptr.train import checkpoint

@@ -14,14 +14,15 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from raptr.data.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
-from raptr.data.domains import parse_domain, with_valid
-from raptr.data.preparation import VOCABULARY, prepare_corpus
-from raptr.data.reading import DOCUMENTS
-from raptr.data.request import HELD_OUT
+from raptr.data.prepare.console import DOCUMENTS_HELP, next_command, preparation_bar, preparation_table
+from raptr.data.prepare.domains import parse_domain, with_valid
+from raptr.data.prepare.preparation import VOCABULARY, prepare_corpus
+from raptr.data.prepare.reading import DOCUMENTS
+from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.sizes import SIZES
+from raptr.objectives import SPECIALS, specials_of
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, nested
 from raptr.strict_yaml import parse_setting, read_yaml
@@ -209,6 +210,9 @@ def prepare(
     ],
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
+    objective: Annotated[
+        str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; only mlm can be trained yet.")
+    ] = "mlm",
     tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
     field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
     documents: Annotated[str | None, typer.Option(metavar="|".join(DOCUMENTS), help=DOCUMENTS_HELP)] = None,
@@ -232,6 +236,7 @@ def prepare(
             with_valid([parse_domain(text) for text in data], valid or []),
             out,
             vocabulary=vocabulary,
+            specials=specials_of(objective),
             tokenizer=tokenizer,
             field=field,
             documents=documents,
@@ -246,7 +251,10 @@ def prepare(
     with importing():
         import torch
 
+        from raptr.objectives.registry import OBJECTIVES
         from raptr.train.config import Config
+    if objective not in OBJECTIVES:
+        return
     recipe = "bert-mini" if torch.cuda.is_available() else "demo"
     command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
     console.print(escape(command), highlight=False, soft_wrap=True)

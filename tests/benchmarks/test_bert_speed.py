@@ -10,10 +10,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bert_speed
-from raptr.data import TokenStore
-from raptr.data.source import TrainData
+from raptr.data import TokenStore, TrainData
+from raptr.data.batch import Batch
 from raptr.models import bert
 from raptr.models.sizes import SIZES, BertConfig
+from raptr.objectives.mlm import MaskedLM
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -31,9 +32,13 @@ def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return bert_speed
 
 
+def first_batch(store: TokenStore) -> Batch:
+    return MaskedLM(store.vocabulary).training(TrainData(store, 31, 4, 0).windows(0), 0)
+
+
 def losses(speed: ModuleType, store: TokenStore, how: str) -> dict[str, float]:
     """Of every head, and of the stock model itself."""
-    batch = TrainData(store, 32, 4, 0).batch(0)
+    batch = first_batch(store)
     model = speed.hugging_face(TINY)
     labels_BS = torch.full_like(batch.tokens_BS, -100).scatter(1, batch.positions_BM, batch.labels_BM)
     stock = model(input_ids=batch.tokens_BS, labels=labels_BS).loss.item()
@@ -50,7 +55,7 @@ def test_the_masked_head_has_the_stock_loss(speed: ModuleType, store: TokenStore
 
 
 def test_the_masked_head_has_the_stock_gradient(speed: ModuleType, store: TokenStore) -> None:
-    batch, gradients = TrainData(store, 32, 4, 0).batch(0), []
+    batch, gradients = first_batch(store), []
     model = speed.hugging_face(TINY)
     for head in speed.HEADS.values():
         model.zero_grad()

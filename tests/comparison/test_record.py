@@ -15,7 +15,8 @@ from raptr import compare
 from raptr.cli import main
 from raptr.comparison import Asked, compare_all
 from raptr.comparison.record import load_record, read_finished_runs
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
+from raptr.data.prepare import Document, prepare
 from raptr.train.run import environment
 from tests.comparison.tiny import Killed, asked, at_step, kill, numbers
 

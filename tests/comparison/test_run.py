@@ -19,7 +19,8 @@ from raptr.cli import main
 from raptr.comparison import read_comparison
 from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
-from raptr.data import Document, TokenStore, open_store, prepare
+from raptr.data import TokenStore, open_store
+from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
@@ -112,10 +113,10 @@ def test_entries_of_a_seed_share_initial_weights_and_data(store: TokenStore, tmp
         tensors, expected = trainer.tensors(), first.tensors()
         assert [name for name in expected if not torch.equal(tensors[name], expected[name])] == []
         for step in range(run.config.train.steps):
-            assert torch.equal(trainer.data.batch(step).tokens_BS, first.data.batch(step).tokens_BS)
-            assert torch.equal(trainer.data.batch(step).labels_BM, first.data.batch(step).labels_BM)
+            assert torch.equal(trainer.batch(step).tokens_BS, first.batch(step).tokens_BS)
+            assert torch.equal(trainer.batch(step).labels_BM, first.batch(step).labels_BM)
     seeds = [next(t for r, t in zip(runs, trainers, strict=True) if r.seed == seed) for seed in (0, 1)]
-    assert not torch.equal(seeds[0].data.batch(0).tokens_BS, seeds[1].data.batch(0).tokens_BS)
+    assert not torch.equal(seeds[0].batch(0).tokens_BS, seeds[1].batch(0).tokens_BS)
     assert not torch.equal(
         seeds[0].tensors()["model.blocks.0.qkv.weight"], seeds[1].tensors()["model.blocks.0.qkv.weight"]
     )

@@ -154,6 +154,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("settings.modl", {}, "settings.modl.*'model'"),
         ("settings.method", {"name": "pld"}, "settings.method"),
         ("settings.model", 3, "settings.model is 3"),
+        ("settings.objective", {"name": "ul2"}, "objective.name is ul2"),
         ("settings.train.stps", 3, "train.stps.*'steps'"),
         ("settings.train.seed", 3, "settings.train.seed is 3.*seeds"),
         ("settings.optimizer.decay", 0.97, "optimizer.warmup is 20.*optimizer.decay 0.97"),

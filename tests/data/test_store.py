@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raptr.data import Document, Progress, TokenStore, open_store, prepare
+from raptr.data import TokenStore, open_store
+from raptr.data.prepare import Document, Progress, prepare
+from raptr.data.prepare.stream import digest_of
 from raptr.data.store import SPLITS, dtype_for
-from raptr.data.stream import digest_of
 
 HELD_OUT = 2**64 // 50
 
@@ -40,7 +41,7 @@ def texts(store: TokenStore) -> dict[str, list[str]]:
         for tokens, ends in zip(store.tokens(split, "text"), store.documents(split, "text"), strict=True):
             assert ends[-1] == len(tokens)
             for document in np.split(tokens, ends[:-1].astype(np.int64)):
-                assert document[-1] == store.vocabulary.sep
+                assert document[-1] == store.vocabulary["[SEP]"]
                 found[split].append(tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False))
     return found
 
@@ -87,7 +88,7 @@ def test_several_shards_hold_the_same_documents(made: TokenStore, tmp_path: Path
 
 
 def test_chunks_do_not_matter(made: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.stream.CHUNK", 100)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", 100)
     calls: list[Progress] = []
     store = prepare(tmp_path / "store", documents, 300, progress=calls.append)
     assert store.fingerprint == made.fingerprint

@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel, WordPiece
 
-from raptr.data.tokenizer import SPECIALS, Vocabulary, load, train, vocabulary_of
+from raptr.data.prepare.tokenizer import train
+from raptr.data.tokenizer import BERT, load, vocabulary_of
 
 TEXTS = [f"def f{i}(value): return value * {i}  # naïve, [MASK] and [SEP]\n" for i in range(200)]
 
@@ -22,14 +23,14 @@ def test_the_same_texts_give_the_same_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
-    assert [tokenizer.id_to_token(i) for i in range(5)] == list(SPECIALS)
-    assert vocabulary_of(tokenizer) == Vocabulary(size=320, pad=0, cls=2, sep=3, mask=4, specials=5)
+    assert [tokenizer.id_to_token(i) for i in range(5)] == list(BERT.tokens)
+    assert vocabulary_of(tokenizer).ordinary(BERT) == range(5, 320)
 
 
 def test_the_template(tokenizer: Tokenizer) -> None:
     single, pair = tokenizer.encode("def").tokens, tokenizer.encode("def", "value").tokens
     assert (single[0], single[-1]) == ("[CLS]", "[SEP]")
-    assert [token for token in pair if token in SPECIALS] == ["[CLS]", "[SEP]", "[SEP]"]
+    assert [token for token in pair if token in BERT.tokens] == ["[CLS]", "[SEP]", "[SEP]"]
 
 
 @pytest.mark.parametrize("text", ["def f(value)", "[MASK] [SEP][CLS]", "日本語 \x00\t 🐍", "  spaces\n\n  kept  "])
@@ -60,8 +61,8 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json: .*not"):
         load(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=r"no \[CLS\] \[SEP\] \[MASK\]"):
-        vocabulary_of(Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")))
+    with pytest.raises(ValueError, match=r"lacks \[CLS\] \[SEP\] \[MASK\],.*raptr prepare --objective mlm"):
+        vocabulary_of(Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]"))).ordinary(BERT)
 
 
 def word_pieces(*tokens: str) -> Tokenizer:
@@ -70,8 +71,10 @@ def word_pieces(*tokens: str) -> Tokenizer:
 
 def test_special_tokens_may_have_unused_ones_among_them() -> None:
     stock = word_pieces("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s")
-    assert vocabulary_of(stock) == Vocabulary(size=9, pad=0, cls=4, sep=5, mask=6, specials=7)
-    with pytest.raises(ValueError, match=r"no \[MASK\]"):
-        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the"))
+    vocabulary = vocabulary_of(stock)
+    assert vocabulary.ordinary(BERT) == range(7, 9)
+    assert [vocabulary[token] for token in BERT.tokens] == [0, 3, 4, 5, 6]
+    with pytest.raises(ValueError, match=r"lacks \[MASK\],"):
+        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the")).ordinary(BERT)
     with pytest.raises(ValueError, match=r"'the'.*id 5"):
-        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "[MASK]"))
+        vocabulary_of(word_pieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "[MASK]")).ordinary(BERT)

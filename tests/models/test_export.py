@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from raptr.data.tokenizer import Vocabulary, load, train, vocabulary_of
+from raptr.data.prepare.tokenizer import train
+from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
 from raptr.models.bert import Bert
 from raptr.models.export import save, stock_tokenizer, to_transformers
 from raptr.models.sizes import BertConfig
@@ -79,7 +80,7 @@ def stock_model(folder: Path) -> Any:
 
 
 def random_tokens(vocabulary: Vocabulary, *shape: int) -> Tensor:
-    return torch.randint(vocabulary.pad + 1, vocabulary.size, shape, generator=torch.Generator().manual_seed(2))
+    return torch.randint(vocabulary["[PAD]"] + 1, vocabulary.size, shape, generator=torch.Generator().manual_seed(2))
 
 
 @torch.no_grad()
@@ -110,7 +111,7 @@ def test_logits_are_equal_at_every_position(model: Bert, vocabulary: Vocabulary,
 def test_padding_is_a_segment_of_its_own(model: Bert, vocabulary: Vocabulary, folder: Path) -> None:
     lengths = torch.tensor([POSITIONS, 11, 1])
     real = torch.arange(POSITIONS) < lengths[:, None]
-    tokens = random_tokens(vocabulary, 3, POSITIONS).masked_fill(~real, vocabulary.pad)
+    tokens = random_tokens(vocabulary, 3, POSITIONS).masked_fill(~real, vocabulary["[PAD]"])
     stock = theirs(stock_model(folder), tokens, real.long())
     assert_close(ours(model, tokens, Subnetwork.full(LAYERS), real.long())[real], stock[real])
     assert (ours(model, tokens, Subnetwork.full(LAYERS))[real] - stock[real]).abs().max() > 1e-2
@@ -149,7 +150,7 @@ def test_configuration(model: Bert, vocabulary: Vocabulary, folder: Path) -> Non
     assert config["architectures"] == ["RobertaPreLayerNormForMaskedLM"]
     assert (config["vocab_size"], config["max_position_embeddings"]) == (vocabulary.size, POSITIONS + 1)
     ids = (config["pad_token_id"], config["bos_token_id"], config["eos_token_id"])
-    assert ids == (vocabulary.pad, vocabulary.cls, vocabulary.sep)
+    assert ids == (vocabulary["[PAD]"], vocabulary["[CLS]"], vocabulary["[SEP]"])
     assert config["hidden_dropout_prob"] == model.config.dropout
     stock = stock_model(folder)
     assert stock.lm_head.decoder.weight is stock.roberta_prelayernorm.embeddings.word_embeddings.weight
@@ -173,10 +174,10 @@ def test_tokenizer_gives_the_same_ids(tokenizer: Tokenizer, vocabulary: Vocabula
         assert stock.decode(stock(text).input_ids, skip_special_tokens=True) == text
     assert stock("to be", "or not").input_ids == tokenizer.encode("to be", "or not").ids
     specials = (stock.pad_token_id, stock.cls_token_id, stock.sep_token_id, stock.mask_token_id)
-    assert specials == (vocabulary.pad, vocabulary.cls, vocabulary.sep, vocabulary.mask)
-    assert (stock.bos_token_id, stock.eos_token_id) == (vocabulary.cls, vocabulary.sep)
+    assert specials == (vocabulary["[PAD]"], vocabulary["[CLS]"], vocabulary["[SEP]"], vocabulary["[MASK]"])
+    assert (stock.bos_token_id, stock.eos_token_id) == (vocabulary["[CLS]"], vocabulary["[SEP]"])
     assert (len(stock), stock.model_max_length) == (vocabulary.size, POSITIONS)
-    assert stock("x" * 99, truncation=True).input_ids[-1] == vocabulary.sep
+    assert stock("x" * 99, truncation=True).input_ids[-1] == vocabulary["[SEP]"]
 
 
 def test_pairs_and_batches_run(tokenizer: Tokenizer, folder: Path) -> None:
@@ -194,15 +195,15 @@ def test_a_written_mask_is_the_mask_and_takes_its_space(
     auto: Any = AutoTokenizer
     ids = auto.from_pretrained(folder, local_files_only=True)("to be [MASK] not").input_ids
     before, after = tokenizer.encode("to be").ids[:-1], tokenizer.encode(" not").ids[1:]
-    assert ids == [*before, vocabulary.mask, *after]
-    assert vocabulary.mask not in tokenizer.encode("to be [MASK] not").ids
+    assert ids == [*before, vocabulary["[MASK]"], *after]
+    assert vocabulary["[MASK]"] not in tokenizer.encode("to be [MASK] not").ids
 
 
 def test_fill_mask(model: Bert, tokenizer: Tokenizer, vocabulary: Vocabulary, folder: Path) -> None:
     fill: Any = pipeline("fill-mask", model=str(folder), device="cpu")
     found = fill("to be [MASK] not", top_k=5)
-    ids = [*tokenizer.encode("to be").ids[:-1], vocabulary.mask, *tokenizer.encode(" not").ids[1:]]
-    logits = ours(model, torch.tensor([ids]), Subnetwork.full(LAYERS))[0, ids.index(vocabulary.mask)]
+    ids = [*tokenizer.encode("to be").ids[:-1], vocabulary["[MASK]"], *tokenizer.encode(" not").ids[1:]]
+    logits = ours(model, torch.tensor([ids]), Subnetwork.full(LAYERS))[0, ids.index(vocabulary["[MASK]"])]
     assert [entry["token"] for entry in found] == logits.topk(5).indices.tolist()
 
 
@@ -225,6 +226,6 @@ def test_refused_models(model: Bert, vocabulary: Vocabulary) -> None:
     narrow = Bert(replace(model.config, heads=2))
     with pytest.raises(ValueError, match=r"head_size is 4 .*2 heads.*width 16"):
         to_transformers(narrow, Subnetwork.full(LAYERS), vocabulary)
-    other = replace(vocabulary, size=vocabulary.size + 1)
+    other = Vocabulary({**vocabulary.ids, "more": vocabulary.size})
     with pytest.raises(ValueError, match=f"{vocabulary.size + 1} tokens.*{vocabulary.size}"):
         to_transformers(model, Subnetwork.full(LAYERS), other)

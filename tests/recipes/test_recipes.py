@@ -11,7 +11,7 @@ def test_bert_large_spends_the_layer_flops_of_the_papers_625k_steps_of_full_trai
     config = Config.read(RECIPES["bert-large"]())
     dimensions = config.model.build(config.data.vocabulary, config.data.length)
     method = config.make_method(dimensions)
-    planned = plan(method, dimensions, sequences=config.train.batch, length=config.data.length, masked=19)
+    planned = plan(method, dimensions, sequences=config.train.batch, length=config.data.length, targets=19)
     assert planned.relative_layers * config.train.steps == pytest.approx(625_000)
     assert config.train.steps == 1_000_000
 

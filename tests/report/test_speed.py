@@ -87,6 +87,7 @@ def test_a_full_run_of_the_same_kind_is_a_second_reference(make_run: MakeRun) ->
     [
         {"config": {"model": {"size": "base"}}},
         {"config": {"data": {"length": 512}}},
+        {"config": {"objective": {"name": "causal"}}},
         {"config": {"train": {"steps": 400, "batch": 16}}},
         {"config": {"train": {"steps": 400, "batch": 8, "precision": "float32"}}},
         {"environment": {"gpu": "another"}},
@@ -97,6 +98,11 @@ def test_a_full_run_of_the_same_kind_is_a_second_reference(make_run: MakeRun) ->
 def test_a_full_run_of_another_kind_is_no_reference(make_run: MakeRun, different: dict[str, Any]) -> None:
     found = speed_ups([make_run("full", **different), make_run("part", sizes=(6, 12))])
     assert [entry.reference for entry in found] == [OWN_STAGE]
+
+
+def test_a_run_from_before_objectives_were_recorded_is_a_reference(make_run: MakeRun) -> None:
+    recorded = make_run("part", sizes=(6, 12), config={"objective": {"name": "mlm"}})
+    assert [entry.reference for entry in speed_ups([make_run("full"), recorded])] == [OWN_STAGE, "full"]
 
 
 def test_a_method_without_stages_is_compared_with_full_training_alone(make_run: MakeRun) -> None:

@@ -23,6 +23,7 @@ from raptr.models.bert import Bert
 from raptr.models.export import to_transformers
 from raptr.models.inputs import block_inputs
 from raptr.models.sizes import BertConfig
+from raptr.objectives.mlm import MaskedLM
 from raptr.studies import stability
 from raptr.studies.stability import measure, probe_attached, probe_bert, stability_of, study_stability
 from raptr.subnetworks import Subnetwork
@@ -133,7 +134,7 @@ def test_padding_does_not_count(store: TokenStore) -> None:
     short = batch_of(size, rows=2)
     plain = measure(probe_attached(stock), stock_batch(short))
     padded = {
-        "input_ids": torch.cat([short.tokens_BS[:, :12], torch.full((2, 4), store.vocabulary.pad)], dim=1),
+        "input_ids": torch.cat([short.tokens_BS[:, :12], torch.full((2, 4), store.vocabulary["[PAD]"])], dim=1),
         "attention_mask": torch.tensor([[1] * 12 + [0] * 4] * 2),
     }
     cut = stock_batch(short._replace(tokens_BS=short.tokens_BS[:, :12]))
@@ -266,11 +267,11 @@ def test_the_whole_model_is_unscaled_whatever_the_run_judges(
     assert found is not None
     model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
-    held_out = EvalData(store, LENGTH, 8)
-    plain = evaluate(model, held_out, Subnetwork.full(LAYERS), batch=4).loss
+    held_out = MaskedLM(store.vocabulary), EvalData(store, LENGTH - 1, 8)
+    plain = evaluate(model, *held_out, Subnetwork.full(LAYERS), batch=4).loss
     assert result["loss"] == pytest.approx(plain, rel=1e-6)
     without = Subnetwork((1.0, 0.0, 1.0, 1.0))
-    assert result["losses_without"][1] == pytest.approx(evaluate(model, held_out, without, batch=4).loss, rel=1e-6)
+    assert result["losses_without"][1] == pytest.approx(evaluate(model, *held_out, without, batch=4).loss, rel=1e-6)
     assert found.state["eval_loss"] is None or result["loss"] != pytest.approx(found.state["eval_loss"], rel=1e-7)
 
 
@@ -286,7 +287,8 @@ def test_parts_are_scaled_as_the_last_step_scaled_them(store: TokenStore, tmp_pa
     assert found is not None
     model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
-    expected = evaluate(model, EvalData(store, LENGTH, 8), Subnetwork(scales, scaled="branches"), batch=4).loss
+    held_out = MaskedLM(store.vocabulary), EvalData(store, LENGTH - 1, 8)
+    expected = evaluate(model, *held_out, Subnetwork(scales, scaled="branches"), batch=4).loss
     assert result["losses_as_trained"][2] == pytest.approx(expected, rel=1e-6)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from raptr.data import TokenStore, parse_domain, prepare_corpus
-from raptr.data.source import EvalData
+from raptr.data import EvalData, TokenStore
+from raptr.data.prepare import parse_domain, prepare_corpus
 from raptr.train.config import Config
 from tests.train.legs import leg, records
 
@@ -32,8 +32,8 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 def test_both_means_are_recorded(mixture: TokenStore, tmp_path: Path) -> None:
     leg(Config.read(SETTINGS), tmp_path / "run", mixture)
     evals = [record for record in records(tmp_path / "run") if record["kind"] == "eval"]
-    data = EvalData(mixture, 24, 100)
-    windows = {name: sum(len(batch.tokens_BS) for batch in data.batches(name, 4)) for name in data.domains}
+    data = EvalData(mixture, 23, 100)
+    windows = {name: sum(len(windows.tokens_BW) for windows in data.windows(name, 4)) for name in data.domains}
     assert windows["much"] == 10
     assert windows["little"] < 45  # less than its share of the mixture
     assert data.shares == {"little": 0.9, "much": 0.1}

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from raptr.data import TokenStore
-from raptr.data.tokenizer import SPECIALS
+from raptr.data.tokenizer import BERT
 from raptr.models.bert import Bert
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -74,7 +74,7 @@ def our_model(run: Path, store: TokenStore, step: int) -> Bert:
 def assert_same_model(folder: Path, model: Bert, subnetwork: Subnetwork) -> None:
     auto: Any = AutoModelForMaskedLM
     stock = auto.from_pretrained(folder, local_files_only=True)
-    tokens = torch.arange(len(SPECIALS), len(SPECIALS) + LENGTH).repeat(2, 1)
+    tokens = torch.arange(len(BERT.tokens), len(BERT.tokens) + LENGTH).repeat(2, 1)
     theirs = stock.roberta_prelayernorm(input_ids=tokens).last_hidden_state
     assert stock.config.num_hidden_layers == subnetwork.size
     torch.testing.assert_close(theirs, model.hidden(tokens, subnetwork), atol=1e-5, rtol=0)

@@ -31,20 +31,20 @@ ODD = BertConfig(layers=3, width=20, heads=3, head_size=8, mlp=28, vocabulary=70
         (ODD, Subnetwork((1.0, 0.0, 1.0), heads=((0,), (), (1, 2)), parts=((1,), (), (0,)))),
     ],
 )
-@pytest.mark.parametrize(("sequences", "length", "masked"), [(2, 16, 2), (3, 11, 4)])
+@pytest.mark.parametrize(("sequences", "length", "targets"), [(2, 16, 2), (3, 11, 4)])
 def test_closed_form_equals_the_counter(
-    config: BertConfig, subnetwork: Subnetwork, sequences: int, length: int, masked: int
+    config: BertConfig, subnetwork: Subnetwork, sequences: int, length: int, targets: int
 ) -> None:
     model = Bert(config)
     batch = Batch(
         torch.zeros(sequences, length, dtype=torch.long),
-        torch.arange(masked).expand(sequences, -1),
-        torch.ones(sequences, masked, dtype=torch.long),
+        torch.arange(targets).expand(sequences, -1),
+        torch.ones(sequences, targets, dtype=torch.long),
     )
     # the plain kernel: fused ones are counted by other conventions, or on the CPU not at all
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(batch, subnetwork).backward()
-    count = flops(config, subnetwork, sequences=sequences, length=length, masked=masked)
+    count = flops(config, subnetwork, sequences=sequences, length=length, targets=targets)
     assert counter.get_total_flops() == count.total
     assert 0 <= count.layers < count.total
 
@@ -59,7 +59,7 @@ def test_closed_form_equals_the_counter(
 )
 def test_a_run_costs_what_was_planned(settings: dict[str, Any], exact: bool) -> None:
     method = make_method("raptr", shape=TINY.shape, steps=2000, **settings)
-    cost = {"sequences": 2, "length": 16, "masked": 2}
+    cost = {"sequences": 2, "length": 16, "targets": 2}
     spent = sum(flops(TINY, method.subnetwork(step), **cost).total for step in range(2000))
     planned = planned_flops(TINY, method, **cost).total
     assert spent == pytest.approx(planned, rel=1e-12 if exact else 0.02)
@@ -67,7 +67,7 @@ def test_a_run_costs_what_was_planned(settings: dict[str, Any], exact: bool) -> 
 
 def test_the_plan_of_the_papers_schedules() -> None:
     base = replace(SIZES["base"], vocabulary=30_000, positions=128)
-    cost = {"sequences": 256, "length": 128, "masked": 19}
+    cost = {"sequences": 256, "length": 128, "targets": 19}
     made = plan(make_method("raptr", shape=base.shape, steps=675_000, schedule="6-8-10-12"), base, **cost)
     assert made.relative_layers == pytest.approx(0.75)
     assert [row.size for row in made.rows] == pytest.approx([6, 8, 10, 12])

@@ -138,7 +138,7 @@ def test_a_run_costs_what_was_planned_and_ends_full(
     leg(chosen, tmp_path, store)
     dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
     made = chosen.make_method(dimensions)
-    cost = {"sequences": 4, "length": 24, "masked": chosen.data.masked}
+    cost = {"sequences": 4, "length": 24, "targets": chosen.targets}
     last, planned = records(tmp_path)[-1], planned_flops(dimensions, made, **cost)
     assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
     shown = plan(made, dimensions, **cost)
@@ -191,7 +191,7 @@ def test_methods_that_are_one_train_bit_for_bit_alike(
 def logits(trainer: Trainer, subnetwork: Subnetwork) -> Tensor:
     trainer.model.eval()
     with torch.no_grad():
-        return trainer.model.logits(trainer.data.batch(0), subnetwork)
+        return trainer.model.logits(trainer.batch(0), subnetwork)
 
 
 @pytest.mark.usefixtures("float64")
@@ -260,7 +260,7 @@ def test_after_growth_the_optimizer_goes_on_as_if_the_model_had_always_been_larg
         for each, steps in ((model, optimizer), (trainer.model, trainer.optimizer)):
             for group in steps.param_groups:
                 group["lr"] = 0.01
-            each(trainer.data.batch(step), full).backward()
+            each(trainer.batch(step), full).backward()
             steps.step()
             steps.zero_grad()
     assert differing(model.state_dict(), trainer.model.state_dict()) == []
@@ -276,7 +276,7 @@ def test_whose_first_update_is_that_of_a_fresh_optimizer(
 ) -> None:
     trainer = before_growth(config(store, {"name": name, "moments": moments}), store, tmp_path)
     trainer.grow(trainer.method.shape(trainer.step))
-    trainer.model(trainer.data.batch(4), Subnetwork.full(4)).backward()
+    trainer.model(trainer.batch(4), Subnetwork.full(4)).backward()
     updates = []
     for block in (0, 3):
         own = [parameter for parameter in trainer.model.blocks[block].parameters() if parameter.ndim >= 2]

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
+from raptr.data.prepare import Document, prepare
 from raptr.methods import METHODS
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config

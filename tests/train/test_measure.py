@@ -1,6 +1,7 @@
 """Measuring how long a run will take: the arithmetic against a clock of our own, and real steps once."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_every_method_takes_as_long_as_its_steps(
     phases = chosen.make_method(dimensions).phases()
     assert [stage.steps for stage in measured.stages] == [phase.stop - phase.start for phase in phases]
     for stage, phase in zip(measured.stages, phases, strict=True):
-        cost = expected_flops(dimensions, phase, sequences=16, length=16, masked=chosen.data.masked).total
+        cost = expected_flops(dimensions, phase, sequences=16, length=16, targets=chosen.targets).total
         assert stage.step_seconds == pytest.approx(PACE * cost + UPDATE)
         assert stage.hours == pytest.approx(stage.steps * stage.step_seconds / 3600)
     assert measured.hours == pytest.approx(sum(stage.hours for stage in measured.stages))
@@ -84,6 +85,14 @@ def test_micro_batches_are_timed_as_one_step(monkeypatch: pytest.MonkeyPatch) ->
     scaled = measure(config({"name": "raptr"}, accumulate=4))
     assert (whole.timed_batch, scaled.timed_batch) == (16, 4)
     assert whole.hours == pytest.approx(scaled.hours)
+
+
+def test_isolated_documents_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random text has ends of documents too, which segments are made of."""
+    Clock(monkeypatch)
+    chosen = config({"name": "full"})
+    isolated = replace(chosen, data=replace(chosen.data, isolate_documents=True))
+    assert measure(isolated).hours == pytest.approx(measure(chosen).hours)
 
 
 def test_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:

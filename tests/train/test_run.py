@@ -11,7 +11,8 @@ import torch
 import yaml
 from rich.console import Console
 
-from raptr.data import Document, TokenStore, prepare
+from raptr.data import TokenStore
+from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint, run
 from raptr.train.config import Config
 from raptr.train.loop import Result, Trainer, pretrain

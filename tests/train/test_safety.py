@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raptr.data import Document, prepare
+from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint
 from raptr.train.diverged import Diverged
 from raptr.train.safety import FiniteCheck, OutOfMemory, StopRequest, locked, memory_named

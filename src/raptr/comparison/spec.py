@@ -44,7 +44,7 @@ from raptr.train.flops import planned_flops
 
 FULL = "full"
 REDUCED = "full (reduced)"
-SECTIONS = ("model", "data", "optimizer", "train")
+SECTIONS = ("model", "data", "objective", "optimizer", "train")
 ROUNDING = 1e-9  # a budget counts as kept within this relative error
 
 
@@ -229,8 +229,8 @@ def cost(config: Config, vocabulary: int, steps: int) -> float:
     # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
     plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
     method = at(plain, steps=steps).make_method(dimensions)
-    data = config.data
-    return planned_flops(dimensions, method, sequences=config.train.batch, length=data.length, masked=data.masked).total
+    batch = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
+    return planned_flops(dimensions, method, **batch).total
 
 
 def at(config: Config, *, steps: int | None = None, peak: float | None = None, seed: int | None = None) -> Config:

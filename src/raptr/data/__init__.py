@@ -1,32 +1,21 @@
-"""Text -> tokens on disk -> batch(step).
+"""Tokens on disk -> the windows of a step: all that training reads. `raptr.data.prepare` writes what is read here.
 
-The names here need no torch; those of `batch` and `source`, the last step, are imported from there.
+The names here need no torch; `Batch` is in `raptr.data.batch`.
 """
 
-from raptr.data.corpus import Document, builtin
-from raptr.data.domains import DomainSource, parse_domain
-from raptr.data.encoding import Progress
-from raptr.data.masking import mask, masked_count
 from raptr.data.order import permuted
-from raptr.data.preparation import prepare, prepare_builtin, prepare_corpus
+from raptr.data.source import EvalData, TrainData, Windows
 from raptr.data.store import Domain, Part, TokenStore, open_store
 from raptr.data.tokenizer import Vocabulary
 
 __all__ = [
-    "Document",
     "Domain",
-    "DomainSource",
+    "EvalData",
     "Part",
-    "Progress",
     "TokenStore",
+    "TrainData",
     "Vocabulary",
-    "builtin",
-    "mask",
-    "masked_count",
+    "Windows",
     "open_store",
-    "parse_domain",
     "permuted",
-    "prepare",
-    "prepare_builtin",
-    "prepare_corpus",
 ]

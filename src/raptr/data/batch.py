@@ -1,7 +1,7 @@
 """What one training or evaluation step reads.
 
-Shapes: B batch, S sequence, M masked positions. M is the same for every sequence of a given length, so all
-shapes are static and the mean over micro-batches is the mean over the batch.
+Shapes: B batch, S sequence, M targets: the positions where the loss is taken. M is the same for every sequence of a
+given length, so all shapes are static and the mean over micro-batches is the mean over the batch.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Masked sequences, and what stood at the masked positions."""
+    """Sequences, and what is to be predicted at some of their positions."""
 
     tokens_BS: Tensor
-    """int64: the input, with some of its tokens masked."""
+    """int64: the input."""
     positions_BM: Tensor
     """int64: where the loss is taken, ascending in each row."""
     labels_BM: Tensor
-    """int64: the original tokens at these positions."""
+    """int64: the tokens to be predicted there."""
     segments_BS: Tensor | None = None
     """int64: tokens attend to those of their own segment only; None: to all of the sequence."""
 

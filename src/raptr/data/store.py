@@ -1,14 +1,14 @@
 """Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
 
     tokenizer.json
-    wiki-train-00000.tokens      the documents' tokens, each followed by [SEP]; little-endian integers
+    wiki-train-00000.tokens      the documents' tokens, each with an end token; little-endian integers
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
     data.json                    written last: what the other files must be, with checksums and a fingerprint
 
 A domain is a named part of the text with a weight: its share in a mixture, relative to the other weights.
 Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
-reads everything and compares the checksums. `preparation.py` writes such a folder.
+reads everything and compares the checksums. `raptr.data.prepare` writes such a folder.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
 from transformers.utils import logging
 
-from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.data.tokenizer import BERT, Vocabulary, load, vocabulary_of
 from raptr.models.bert import EPSILON, Bert, Block
 from raptr.models.sizes import BertConfig
 from raptr.subnetworks import Subnetwork
@@ -42,7 +42,7 @@ def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary)
     with torch.random.fork_rng(devices=[]):
         stock = _configuration(model.config, subnetwork.size, vocabulary)
         exported = STOCK(stock)
-    exported.load_state_dict(_weights(model, subnetwork, vocabulary.pad))
+    exported.load_state_dict(_weights(model, subnetwork, vocabulary["[PAD]"]))
     exported.train(False)
     return exported
 
@@ -54,17 +54,18 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
     [MASK], becomes that token.
     """
     tokenizer = load(file)
-    facts = vocabulary_of(tokenizer)
+    vocabulary = vocabulary_of(tokenizer)
+    vocabulary.ordinary(BERT)
     # A word's token holds the space before it, so the mask that stands for a word has to take that space too.
     description = json.loads(tokenizer.to_str())
     for token in description["added_tokens"]:
-        token["lstrip"] = token["id"] == facts.mask
+        token["lstrip"] = token["id"] == vocabulary["[MASK]"]
     changed = Tokenizer.from_str(json.dumps(description))
     # The model knows one type of token; the pair's second text must not ask for another.
     changed.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:0 [SEP]:0",
-        special_tokens=[("[CLS]", facts.cls), ("[SEP]", facts.sep)],
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=changed,
@@ -107,6 +108,7 @@ def _check(config: BertConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
             f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}. "
             "Use the tokenizer that the model was trained with."
         )
+    vocabulary.ordinary(BERT)
     if subnetwork.layers != config.layers:
         raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {config.layers}")
     for layer in subnetwork.kept:
@@ -138,12 +140,12 @@ def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> R
         hidden_act="gelu",
         hidden_dropout_prob=config.dropout,
         attention_probs_dropout_prob=0.0,
-        max_position_embeddings=config.positions + vocabulary.pad + 1,
+        max_position_embeddings=config.positions + vocabulary["[PAD]"] + 1,
         type_vocab_size=1,
         layer_norm_eps=EPSILON,
-        pad_token_id=vocabulary.pad,
-        bos_token_id=vocabulary.cls,
-        eos_token_id=vocabulary.sep,
+        pad_token_id=vocabulary["[PAD]"],
+        bos_token_id=vocabulary["[CLS]"],
+        eos_token_id=vocabulary["[SEP]"],
         tie_word_embeddings=True,
     )
 

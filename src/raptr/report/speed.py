@@ -17,6 +17,8 @@ SAME_SECTIONS = ("model", "data")
 SAME_TRAINING = ("batch", "accumulate", "device", "precision")
 SAME_HARDWARE = ("gpu", "processor", "threads")
 
+FIRST_OBJECTIVE = {"name": "mlm"}  # of runs that were recorded before there was another
+
 OWN_STAGE = "its own full stage"
 
 
@@ -131,12 +133,13 @@ def _mean(costs: Sequence[float | None], measured: Sequence[Stage]) -> float | N
 
 
 def _like(run: Run, other: Run) -> bool:
-    """Whether two runs' times per step may be compared: one model, data, batch and machine."""
+    """Whether two runs' times per step may be compared: one model, data, objective, batch and machine."""
 
     def shared(of: Run) -> list[Any]:
         training = of.config.get("train")
         return [
             *(of.config.get(section) for section in SAME_SECTIONS),
+            of.config.get("objective", FIRST_OBJECTIVE),
             *(training.get(key) for key in SAME_TRAINING if isinstance(training, Mapping)),
             *(of.environment.get(key) for key in SAME_HARDWARE),
         ]

@@ -214,11 +214,13 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
         return loaded.method.trained([other != layer for other in range(layers)], found.step)
 
     probe = probe_bert(model, trained)
-    held_out = EvalData(store, config.data.length, batches * settings.batch, isolate=config.data.isolate_documents)
+    objective = config.objective.kind(store.vocabulary)
+    window, isolate = objective.window(config.data.length), config.data.isolate_documents
+    held_out = EvalData(store, window, batches * settings.batch, isolate=isolate)
     pieces = {
-        f"{domain}-{number}": piece
+        f"{domain}-{number}": objective.evaluation(windows)
         for domain in held_out.domains
-        for number, piece in enumerate(held_out.batches(domain, settings.batch))
+        for number, windows in enumerate(held_out.windows(domain, settings.batch))
     }
     folder = out / f"stability-{run.resolve().name}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,13 @@ from typing import Any, Literal
 
 import torch
 
-from raptr.data import masked_count, open_store
+from raptr.data import open_store
 from raptr.methods import Method, make_method
 from raptr.models.sizes import SIZES, BertConfig, Init
+from raptr.objectives import SPECIALS
+from raptr.objectives.contract import Objective
+from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.registry import OBJECTIVES
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 
@@ -73,10 +77,28 @@ class DataSettings:
             return self.vocabulary
         return open_store(Path(self.source)).vocabulary.size
 
+
+@dataclass(frozen=True)
+class ObjectiveSettings:
+    """What the model learns to predict."""
+
+    name: str = MaskedLM.name
+
+    def __post_init__(self) -> None:
+        if self.name in SPECIALS and self.name not in OBJECTIVES:
+            raise ValueError(
+                f"objective.name is {self.name}, for which data can be prepared but no model trained yet. "
+                f"Use {', '.join(OBJECTIVES)}."
+            )
+        if self.name not in OBJECTIVES:
+            raise ValueError(
+                f"objective.name is {self.name!r}; {nearest(self.name, OBJECTIVES)}allowed: {', '.join(OBJECTIVES)}"
+            )
+
     @property
-    def masked(self) -> int:
-        """How many positions of a sequence are masked."""
-        return masked_count(self.length)
+    def kind(self) -> type[Objective]:
+        """The objective of this name, to be made for a vocabulary."""
+        return OBJECTIVES[self.name]
 
 
 @dataclass(frozen=True)
@@ -194,6 +216,7 @@ class Config:
     model: ModelSettings = ModelSettings()
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "raptr"})
     data: DataSettings = DataSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
@@ -220,6 +243,7 @@ class Config:
             "train": TrainSettings,
             "model": ModelSettings,
             "data": DataSettings,
+            "objective": ObjectiveSettings,
             "optimizer": OptimizerSettings,
         }
         for key in given:
@@ -242,9 +266,15 @@ class Config:
             "model": {key: sizes.get(key, value) for key, value in asdict(self.model).items()},
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
+            "objective": asdict(self.objective),
             "optimizer": asdict(self.optimizer),
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
         }
+
+    @property
+    def targets(self) -> int:
+        """The positions of a sequence at which the loss is taken."""
+        return self.objective.kind.targets(self.data.length)
 
     def following(self, begun: "Config") -> "Config":
         """The same, `auto` replaced by the device and the precision that a run began with."""

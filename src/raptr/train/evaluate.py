@@ -7,6 +7,7 @@ from torch import nn
 
 from raptr.data.source import EvalData
 from raptr.methods import Method
+from raptr.objectives.contract import Objective
 from raptr.subnetworks import Subnetwork
 
 DRAWS = 4  # random parts of one size that are averaged
@@ -14,7 +15,7 @@ DRAWS = 4  # random parts of one size that are averaged
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss per masked token: over all held-out windows, over each domain's, and of these by mixture weight.
+    """The mean loss per target token: over all held-out windows, over each domain's, and of these by mixture weight.
 
     `loss` and `mixture` differ where a domain has less held-out text than its share of the mixture.
     """
@@ -24,8 +25,10 @@ class Evaluation:
     mixture: float
 
 
-def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch: int) -> Evaluation:
-    """Judge the subnetwork on the fixed held-out set, under fixed masks."""
+def evaluate(
+    model: nn.Module, objective: Objective, data: EvalData, subnetwork: Subnetwork, *, batch: int
+) -> Evaluation:
+    """Judge the subnetwork on the fixed held-out set, which is the same for every run."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -33,7 +36,8 @@ def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch:
     with torch.no_grad():
         for domain in data.domains:
             total, count = torch.zeros((), dtype=torch.float64, device=device), 0
-            for piece in data.batches(domain, batch):
+            for windows in data.windows(domain, batch):
+                piece = objective.evaluation(windows)
                 total += model(piece.to(device), subnetwork).double() * len(piece.tokens_BS)
                 count += len(piece.tokens_BS)
             sums[domain], counts[domain] = total, count
@@ -43,7 +47,10 @@ def evaluate(model: nn.Module, data: EvalData, subnetwork: Subnetwork, *, batch:
     return Evaluation(mean, losses, sum(losses[domain] * data.shares[domain] for domain in losses))
 
 
-def evaluate_size(model: nn.Module, data: EvalData, method: Method, size: int, step: int, *, batch: int) -> float:
+def evaluate_size(
+    model: nn.Module, objective: Objective, data: EvalData, method: Method, size: int, step: int, *, batch: int
+) -> float:
     """The mean loss after `step` steps of a few fixed random parts of `size` layers, as the method would run them."""
-    losses = [evaluate(model, data, method.part(size, draw, step), batch=batch).loss for draw in range(DRAWS)]
+    parts = [method.part(size, draw, step) for draw in range(DRAWS)]
+    losses = [evaluate(model, objective, data, part, batch=batch).loss for part in parts]
     return sum(losses) / len(losses)

@@ -26,27 +26,27 @@ class Flops:
         return Flops(self.layers + other.layers, self.total + other.total)
 
 
-def flops(config: BertConfig, subnetwork: Subnetwork, *, sequences: int, length: int, masked: int) -> Flops:
+def flops(config: BertConfig, subnetwork: Subnetwork, *, sequences: int, length: int, targets: int) -> Flops:
     """The cost of one training step that runs `subnetwork` on `sequences` sequences of `length` tokens."""
     layers = 0
     for layer in subnetwork.kept:
         heads = len(subnetwork.heads[layer]) if subnetwork.heads else config.heads
         parts = len(subnetwork.parts[layer]) if subnetwork.parts else config.parts
         layers += layer_flops(config, heads, parts, sequences, length)
-    return Flops(layers, layers + head_flops(config, sequences, masked))
+    return Flops(layers, layers + head_flops(config, sequences, targets))
 
 
-def expected_flops(config: BertConfig, phase: Phase, *, sequences: int, length: int, masked: int) -> Flops:
+def expected_flops(config: BertConfig, phase: Phase, *, sequences: int, length: int, targets: int) -> Flops:
     """The mean cost of a step of a phase."""
     layers = phase.size * layer_flops(config, phase.heads, phase.parts, sequences, length)
-    return Flops(layers, layers + head_flops(config, sequences, masked))
+    return Flops(layers, layers + head_flops(config, sequences, targets))
 
 
-def planned_flops(config: BertConfig, method: Method, *, sequences: int, length: int, masked: int) -> Flops:
+def planned_flops(config: BertConfig, method: Method, *, sequences: int, length: int, targets: int) -> Flops:
     """The expected cost of a whole run."""
     total = Flops(0, 0)
     for phase in method.phases():
-        step = expected_flops(config, phase, sequences=sequences, length=length, masked=masked)
+        step = expected_flops(config, phase, sequences=sequences, length=length, targets=targets)
         steps = phase.stop - phase.start
         total += Flops(step.layers * steps, step.total * steps)
     return total
@@ -60,6 +60,6 @@ def layer_flops(config: BertConfig, heads: int, parts: int, sequences: int, leng
     return TRAINING * sequences * length * (projections + attention)
 
 
-def head_flops(config: BertConfig, sequences: int, masked: int) -> int:
-    """The head on `masked` positions of each sequence, forward and backward."""
-    return TRAINING * sequences * masked * 2 * config.width * (config.width + config.vocabulary)
+def head_flops(config: BertConfig, sequences: int, targets: int) -> int:
+    """The head on `targets` positions of each sequence, forward and backward."""
+    return TRAINING * sequences * targets * 2 * config.width * (config.width + config.vocabulary)

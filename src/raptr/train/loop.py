@@ -28,13 +28,15 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from raptr.data import TokenStore, open_store, prepare_builtin
-from raptr.data.source import EvalData, TrainData
+from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data.batch import Batch
+from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
 from raptr.models.bert import Bert
+from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress
@@ -107,9 +109,10 @@ class Trainer:
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
-        isolate = config.data.isolate_documents
-        self.data = TrainData(store, length, settings.batch, settings.seed, isolate=isolate)
-        self.held_out = EvalData(store, length, settings.eval_samples, isolate=isolate)
+        self.objective: Objective = config.objective.kind(store.vocabulary)
+        window, isolate = self.objective.window(length), config.data.isolate_documents
+        self.data = TrainData(store, window, settings.batch, settings.seed, isolate=isolate)
+        self.held_out = EvalData(store, window, settings.eval_samples, isolate=isolate)
         self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
@@ -232,9 +235,13 @@ class Trainer:
         for micro in range(settings.accumulate):
             if self.dimensions.dropout:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
-            batch = self.data.batch(self.step, micro, settings.accumulate)
-            losses.append(self.execution.backward(batch, subnetwork))
+            losses.append(self.execution.backward(self.batch(self.step, micro), subnetwork))
         return torch.stack(losses).sum()
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        """What a micro-batch of a step reads."""
+        settings = self.config.train
+        return self.objective.training(self.data.windows(step, micro, settings.accumulate), settings.seed)
 
     def update(self, loss: Tensor) -> Tensor:
         """Clip the gradients and let the optimizer use them; returns their norm."""
@@ -252,9 +259,10 @@ class Trainer:
         """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
         settings, whole = self.config.train, self.method.evaluated(self.step)
         with settings.autocast(self.device):
-            judged = evaluate(self.model, self.held_out, whole, batch=settings.batch)
+            held_out = self.objective, self.held_out
+            judged = evaluate(self.model, *held_out, whole, batch=settings.batch)
             sizes = {
-                str(size): evaluate_size(self.model, self.held_out, self.method, size, self.step, batch=settings.batch)
+                str(size): evaluate_size(self.model, *held_out, self.method, size, self.step, batch=settings.batch)
                 for size in settings.eval_sizes
                 if size <= whole.size
             }
@@ -311,8 +319,8 @@ class Trainer:
         return flops(self.dimensions, subnetwork, **self._batch())
 
     def _batch(self) -> dict[str, int]:
-        data = self.config.data
-        return {"sequences": self.config.train.batch, "length": data.length, "masked": data.masked}
+        config = self.config
+        return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
 
 
 def open_data(config: Config, run: Path, console: Console) -> TokenStore:
@@ -325,7 +333,8 @@ def open_data(config: Config, run: Path, console: Console) -> TokenStore:
         )
     if source == BUILTIN:
         with console.status("preparing the built-in text (the Python standard library) …"):
-            return prepare_builtin(run.parent / ".data", config.data.vocabulary)
+            specials = config.objective.kind.specials
+            return prepare_builtin(run.parent / ".data", config.data.vocabulary, specials=specials)
     store = open_store(Path(source))
     with console.status("checking the token shards …"):
         store.verify()

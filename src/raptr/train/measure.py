@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from raptr.data.store import DTYPES, Manifest, Part, Shard, TokenStore, dtype_for
-from raptr.data.tokenizer import SPECIALS, Vocabulary
+from raptr.data.store import DTYPES, OFFSETS, Manifest, Part, Shard, TokenStore, dtype_for
+from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.methods import Phase
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
@@ -68,7 +68,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     console, device = console or Console(quiet=True), config.train.resolve_device()
     cuda = device.type == "cuda"
     dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
-    whole = {"sequences": config.train.batch, "length": config.data.length, "masked": config.data.masked}
+    whole = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
     full = flops(dimensions, Subnetwork.full(dimensions.layers), **whole)
     batch = config.train.batch if cuda else _affordable(config, full.total)
     timed = config
@@ -80,7 +80,8 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     with TemporaryDirectory() as folder, console.status("building the model …") as status:
         try:
             with reproducible(config.train.deterministic):
-                store = _random_store(Path(folder), dimensions.vocabulary, config.data.length)
+                specials = config.objective.kind.specials
+                store = _random_store(Path(folder), dimensions.vocabulary, config.data.length, specials)
                 trainer = Trainer(timed, RunFolder(Path(folder)), store, device)
                 phases = trainer.method.phases()
                 stages = []
@@ -164,15 +165,16 @@ def _affordable(config: Config, cost: float) -> int:
     return min(settings.batch // settings.accumulate, max(SMALLEST, int(settings.batch * LONGEST / seconds)))
 
 
-def _random_store(folder: Path, vocabulary: int, length: int) -> TokenStore:
-    """Prepared data of one domain, random tokens instead of text."""
-    dtype, count = dtype_for(vocabulary), WINDOWS * length
-    tokens = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, count)
+def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials) -> TokenStore:
+    """Prepared data of one domain: a document of random tokens instead of text."""
+    dtype, count, first = dtype_for(vocabulary), WINDOWS * length, len(specials.tokens)
+    tokens = np.random.default_rng(0).integers(first, vocabulary, count)
     tokens.astype(DTYPES[dtype]).tofile(folder / "random.tokens")
-    shards = (Shard("random.tokens", count, 0, "", ""),)
+    np.array([count], OFFSETS).tofile(folder / "random.documents")
+    shards = (Shard("random.tokens", count, 1, "", ""),)
     manifest = Manifest(vocabulary, dtype, "", (Part("random", 1.0, shards, shards),))
-    pad, _, cls, sep, mask = range(len(SPECIALS))
-    return TokenStore(folder, manifest, Vocabulary(vocabulary, pad, cls, sep, mask, len(SPECIALS)))
+    names = (*specials.tokens, *(f"random{number}" for number in range(first, vocabulary)))
+    return TokenStore(folder, manifest, Vocabulary({name: number for number, name in enumerate(names)}))
 
 
 def _process_peak() -> int:

@@ -56,12 +56,12 @@ def plan_run(config: "Config") -> Plan:
     data = config.data
     dimensions = config.model.build(data.vocabulary_size(), data.length)
     method = config.make_method(dimensions)
-    return plan(method, dimensions, sequences=config.train.batch, length=data.length, masked=data.masked)
+    return plan(method, dimensions, sequences=config.train.batch, length=data.length, targets=config.targets)
 
 
-def plan(method: Method, config: BertConfig, *, sequences: int, length: int, masked: int) -> Plan:
+def plan(method: Method, config: BertConfig, *, sequences: int, length: int, targets: int) -> Plan:
     """What `method` costs on a model of these dimensions."""
-    cost = {"sequences": sequences, "length": length, "masked": masked}
+    cost = {"sequences": sequences, "length": length, "targets": targets}
     full = flops(config, Subnetwork.full(config.layers), **cost)
     total, steps = planned_flops(config, method, **cost), method.steps
     rows = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from raptr.data.stream import Chunk
+from raptr.data.prepare.stream import Chunk
 
 # Bytes of text that the tokenizer is trained on, and how much of one document.
 SAMPLE = 2**26

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from raptr.data import TokenStore, prepare_builtin
-from raptr.data.corpus import Document
-from raptr.data.source import EvalData, TrainData
+from raptr.data import EvalData, TokenStore, TrainData
+from raptr.data.prepare import prepare_builtin
+from raptr.data.prepare.corpus import Document
 from raptr.data.store import Split
 
 
@@ -28,9 +27,8 @@ def test_the_real_corpus_makes_a_store(store: TokenStore, folder: Path) -> None:
     train, valid = (sum(map(len, store.tokens(split, "builtin"))) for split in ("train", "valid"))
     assert train > 1_000_000
     assert 0.002 < valid / train < 0.1
-    batch = TrainData(store, 128, 8, seed=0).batch(0)
-    assert batch.tokens_BS.shape == torch.Size([8, 128])
-    assert len(EvalData(store, 128, 64)) == 64
+    assert TrainData(store, 127, 8, seed=0).windows(0).tokens_BW.shape == (8, 127)
+    assert len(EvalData(store, 127, 64)) == 64
 
 
 def windows(store: TokenStore, split: Split, size: int) -> set[bytes]:
@@ -58,13 +56,13 @@ def test_a_whole_store_is_reused(store: TokenStore, folder: Path, monkeypatch: p
     def refuse() -> None:
         raise AssertionError("the corpus was read again")
 
-    monkeypatch.setattr("raptr.data.preparation.builtin", refuse)
+    monkeypatch.setattr("raptr.data.prepare.preparation.builtin", refuse)
     assert prepare_builtin(folder, 2048).fingerprint == store.fingerprint
 
 
 def test_damage_or_another_setting_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = [Document(f"library/{i}.py", f"document number {i} of a few") for i in range(60)]
-    monkeypatch.setattr("raptr.data.preparation.builtin", lambda: corpus)
+    monkeypatch.setattr("raptr.data.prepare.preparation.builtin", lambda: corpus)
     first = prepare_builtin(tmp_path, 300)
     shard = first.path / "builtin-train-00000.tokens"
     whole = shard.read_bytes()

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Protocol, final
 
-from raptr.data.compression import COMPRESSED, decompressed, extra
-from raptr.data.corpus import Document
+from raptr.data.prepare.compression import COMPRESSED, decompressed, extra
+from raptr.data.prepare.corpus import Document
 
 LINES = (".jsonl", ".ndjson", ".json")
 # A document is held in memory as a whole.

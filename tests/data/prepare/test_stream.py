@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raptr.data import Document
-from raptr.data.census import Count, Sample, Sides, sides_of
-from raptr.data.reading import DocumentsInput
-from raptr.data.stream import BEGINNING, Chunk, Position, Seen, ahead, chunks, digest_of, in_order
+from raptr.data.prepare import Document
+from raptr.data.prepare.census import Count, Sample, Sides, sides_of
+from raptr.data.prepare.reading import DocumentsInput
+from raptr.data.prepare.stream import BEGINNING, Chunk, Position, Seen, ahead, chunks, digest_of, in_order
 
 TEXTS = [[["a", "b", "", "a"], ["c", "b"], []], [["d", "a", " "], ["e", "f", "c"]]]
 
@@ -30,7 +30,7 @@ def read(start: Position = BEGINNING, deduplicate: bool = False) -> list[Chunk]:
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_going_on_from_any_chunk_gives_the_rest(monkeypatch: pytest.MonkeyPatch, size: int, deduplicate: bool) -> None:
-    monkeypatch.setattr("raptr.data.stream.CHUNK", size)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", size)
     whole = read(deduplicate=deduplicate)
     expected = "abcdef" if deduplicate else "abacbdaefc"
     assert "".join(text for chunk in whole for text in chunk.texts) == expected
@@ -84,7 +84,7 @@ def test_the_sample_does_not_depend_on_the_order(texts: list[str], limit: int) -
 
 
 def test_a_long_document_gives_a_piece_to_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.census.PIECE", 10)
+    monkeypatch.setattr("raptr.data.prepare.census.PIECE", 10)
     sample = Sample(1000)
     sample.add(digest_of("x" * 500), "x" * 500)
     assert list(sample.texts(Sides(0))) == ["x" * 10]

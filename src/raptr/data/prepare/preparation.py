@@ -23,18 +23,19 @@ from pathlib import Path
 
 import tokenizers
 
-from raptr.data.census import Sample, Sides, side_value, sides_of, take_census
-from raptr.data.corpus import Document, builtin, split
-from raptr.data.domains import DomainSource, check_out
-from raptr.data.encoding import Progress, encode
-from raptr.data.journal import Journal
 from raptr.data.order import CYCLE, quotas
-from raptr.data.reading import DocumentsInput
-from raptr.data.request import HELD_OUT, SHARD_TOKENS, Request
+from raptr.data.prepare.census import Sample, Sides, side_value, sides_of, take_census
+from raptr.data.prepare.corpus import Document, builtin, split
+from raptr.data.prepare.domains import DomainSource, check_out
+from raptr.data.prepare.encoding import Progress, encode
+from raptr.data.prepare.journal import Journal
+from raptr.data.prepare.reading import DocumentsInput
+from raptr.data.prepare.request import HELD_OUT, SHARD_TOKENS, Request
+from raptr.data.prepare.stream import BEGINNING, Chunk
+from raptr.data.prepare.tokenizer import existing, train
+from raptr.data.prepare.workfolder import alone, clear, naming, resume, reuse, work_folder
 from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store
-from raptr.data.stream import BEGINNING, Chunk
-from raptr.data.tokenizer import existing, load, train, vocabulary_of
-from raptr.data.workfolder import alone, clear, naming, resume, reuse, work_folder
+from raptr.data.tokenizer import BERT, Specials, load, vocabulary_of
 from raptr.files import sha256_of, sync, write_text
 
 VOCABULARY = 30_000
@@ -46,9 +47,12 @@ Report = Callable[[Progress], None]
 Say = Callable[[str], None]
 
 
-def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = None) -> TokenStore:
+def prepare_builtin(
+    folder: Path, vocabulary: int, *, specials: Specials = BERT, progress: Report | None = None
+) -> TokenStore:
     """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
-    name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}"
+    objective = "" if specials == BERT else f"-{specials.objective}"
+    name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}{objective}"
     target = folder / name
     if target.exists():
         try:
@@ -60,7 +64,15 @@ def prepare_builtin(folder: Path, vocabulary: int, progress: Report | None = Non
         else:
             return store
     train, valid = split(builtin())
-    return prepare(target, lambda: train, vocabulary, valid=lambda: valid, domain="builtin", progress=progress)
+    return prepare(
+        target,
+        lambda: train,
+        vocabulary,
+        valid=lambda: valid,
+        specials=specials,
+        domain="builtin",
+        progress=progress,
+    )
 
 
 def prepare(
@@ -69,6 +81,7 @@ def prepare(
     vocabulary: int,
     *,
     valid: Documents | None = None,
+    specials: Specials = BERT,
     domain: str = "text",
     shard_tokens: int = SHARD_TOKENS,
     progress: Report | None = None,
@@ -81,7 +94,14 @@ def prepare(
     """
     source = DomainSource(domain, ("documents",), 1.0)
     train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
-    request = Request((source,), ((*train, *held_out),), vocabulary, valid=(held_out,), shard_tokens=shard_tokens)
+    request = Request(
+        (source,),
+        ((*train, *held_out),),
+        vocabulary,
+        valid=(held_out,),
+        shard_tokens=shard_tokens,
+        specials=specials,
+    )
     if folder.exists():
         raise ValueError(f"{folder} exists. Give a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +127,7 @@ def prepare_corpus(
     *,
     vocabulary: int = VOCABULARY,
     tokenizer: Path | None = None,
+    specials: Specials = BERT,
     field: str = "text",
     documents: str | None = None,
     held_out: float = HELD_OUT,
@@ -118,6 +139,8 @@ def prepare_corpus(
     say: Say | None = None,
 ) -> TokenStore:
     """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file.
+
+    `specials` are the special tokens of the objective that will be trained.
 
     `say` is told what the documents are, and when work is reused, goes on or starts over. `documents` says what of
     a text file is a document: see `DomainSource.inputs`. `deduplicate` drops all but the first of the documents with
@@ -140,6 +163,7 @@ def prepare_corpus(
         skip_broken=skip_broken,
         shard_tokens=shard_tokens,
         workers=workers,
+        specials=specials,
     )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return reuse(out, request.facts(), say)
@@ -206,7 +230,8 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
         sides = Sides(0, frozenset(map(side_value, digests)))
     progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
     given = request.tokenizer
-    tokenizer = existing(given) if given else train(sample.texts(sides), request.vocabulary)
+    specials = request.specials
+    tokenizer = existing(given, specials) if given else train(sample.texts(sides), request.vocabulary, specials)
     write_text(work / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")
     journal = Journal(
         request=facts,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from raptr.data.reading import Input
+from raptr.data.prepare.reading import Input
 
 # Characters per chunk: enough work for a thread, too little to matter in memory.
 CHUNK = 2**18

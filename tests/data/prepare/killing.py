@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raptr.data import DomainSource, encoding, prepare_corpus, stream
+from raptr.data.prepare import DomainSource, encoding, prepare_corpus, stream
 
 DONE, KILLED = 0, -signal.SIGKILL
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raptr.data import DomainSource, parse_domain
-from raptr.data.domains import checked, with_valid
-from raptr.data.reading import FileInput, HubInput
+from raptr.data.prepare import DomainSource, parse_domain
+from raptr.data.prepare.domains import checked, with_valid
+from raptr.data.prepare.reading import FileInput, HubInput
 
 
 @pytest.mark.parametrize(

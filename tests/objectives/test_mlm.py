@@ -1,27 +1,31 @@
-"""Masks have an exact count, spare special tokens, and belong to a sample whatever its batch."""
+"""Masks have an exact count, spare special tokens, and belong to a sample; windows stand behind [CLS]."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raptr.data.masking import Int64s, mask, masked_count
-from raptr.data.tokenizer import Vocabulary
+from raptr.data import EvalData, TokenStore, TrainData
+from raptr.data.batch import Batch
+from raptr.data.source import Int64s
 from raptr.hashing import bits
+from raptr.objectives.mlm import MaskedLM, mask, masked_count
 
-VOCABULARY = Vocabulary(size=100, pad=0, cls=2, sep=3, mask=4, specials=5)
+PAD, CLS, MASK = 0, 2, 4
+ORDINARY = range(5, 100)
 
 
 def sequences(rows: int, length: int) -> Int64s:
     """Ordinary tokens behind [CLS]."""
     tokens = np.arange(rows * length, dtype=np.int64).reshape(rows, length) % 95 + 5
-    tokens[:, 0] = VOCABULARY.cls
+    tokens[:, 0] = CLS
     return tokens
 
 
 def masked(tokens: Int64s, samples: list[int], seed: int = 0, rate: float = 0.15) -> tuple[Int64s, Int64s, Int64s]:
     numbers = np.array(samples, dtype=np.uint64)
-    return mask(tokens, numbers, seed=seed, stream="mask", vocabulary=VOCABULARY, rate=rate)
+    return mask(tokens, numbers, seed=seed, stream="mask", hidden=MASK, ordinary=ORDINARY, rate=rate)
 
 
 def test_golden_values() -> None:
@@ -59,7 +63,7 @@ def test_exact_counts_and_untouched_rest(rows: int, length: int, rate: float, se
 
 
 def test_special_tokens_are_spared_while_others_are_left() -> None:
-    tokens = np.full((50, 20), VOCABULARY.pad, dtype=np.int64)
+    tokens = np.full((50, 20), PAD, dtype=np.int64)
     tokens[:, ::2] = 50
     _, _, labels = masked(tokens, list(range(50)), rate=0.5)
     assert (labels == 50).all()
@@ -75,9 +79,9 @@ def test_eight_one_one() -> None:
     shown = np.take_along_axis(inputs, positions, axis=1)
     total = shown.size
     # A random token is the original one 1 time in 95, which moves these by a thousandth.
-    assert abs((shown == VOCABULARY.mask).sum() / total - 0.8) < 0.006
+    assert abs((shown == MASK).sum() / total - 0.8) < 0.006
     assert abs((shown == 50).sum() / total - 0.1 - 0.1 / 95) < 0.005
-    random = shown[(shown != VOCABULARY.mask) & (shown != 50)]
+    random = shown[(shown != MASK) & (shown != 50)]
     assert set(np.unique(random)) == set(range(5, 100)) - {50}
     counts = np.bincount(random, minlength=100)[5:]
     assert counts[counts > 0].min() > 30
@@ -102,7 +106,7 @@ def test_samples_seeds_and_streams_differ() -> None:
     assert (positions[0] != positions[1]).any()
     assert (masked(tokens, [0, 1], seed=1)[1] != positions).any()
     samples = np.array([0, 1], dtype=np.uint64)
-    held_out = mask(tokens, samples, seed=0, stream="evaluation", vocabulary=VOCABULARY)[1]
+    held_out = mask(tokens, samples, seed=0, stream="evaluation", hidden=MASK, ordinary=ORDINARY)[1]
     assert (held_out != positions).any()
 
 
@@ -112,3 +116,56 @@ def test_bad_settings_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"length.* 3\b.* 4\b"):
         masked_count(3)
     assert [masked_count(length) for length in (4, 10, 128, 512)] == [1, 2, 19, 77]
+
+
+def original(batch: Batch) -> torch.Tensor:
+    """The sequences before they were masked."""
+    return batch.tokens_BS.scatter(1, batch.positions_BM, batch.labels_BM)
+
+
+def test_a_batch_is_the_windows_behind_cls_with_some_tokens_hidden(store: TokenStore) -> None:
+    objective = MaskedLM(store.vocabulary)
+    windows = TrainData(store, objective.window(128), 8, seed=0).windows(3)
+    batch = objective.training(windows, seed=0)
+    assert [tuple(tensor.shape) for tensor in batch[:3]] == [(8, 128), (8, 19), (8, 19)]
+    assert {tensor.dtype for tensor in batch[:3]} == {torch.int64}
+    assert batch.segments_BS is None
+    assert (original(batch)[:, 0] == store.vocabulary["[CLS]"]).all()
+    assert (original(batch)[:, 1:].numpy() == windows.tokens_BW).all()
+    assert (batch.tokens_BS == store.vocabulary["[MASK]"]).any(dim=1).all()
+    moved = batch.to("meta")
+    assert isinstance(moved, Batch)
+    assert moved.labels_BM.device.type == "meta"
+
+
+def test_cls_belongs_to_the_first_document(store: TokenStore) -> None:
+    objective = MaskedLM(store.vocabulary)
+    windows = TrainData(store, 127, 8, seed=0, isolate=True).windows(0)
+    segments_BS = objective.training(windows, seed=0).segments_BS
+    assert segments_BS is not None
+    assert windows.segments_BW is not None
+    assert segments_BS.max() > 0
+    assert (segments_BS[:, 0] == 0).all()
+    assert (segments_BS[:, 1:].numpy() == windows.segments_BW).all()
+
+
+def test_epochs_mask_the_same_window_differently(store: TokenStore) -> None:
+    objective = MaskedLM(store.vocabulary)
+    (count,) = TrainData(store, 127, 1, seed=0).samples
+    whole = TrainData(store, 127, count, seed=0)
+    first, second = (objective.training(whole.windows(epoch), seed=0) for epoch in (0, 1))
+    places = {tuple(row): i for i, row in enumerate(original(second).tolist())}
+    moved = [places[tuple(row)] for row in original(first).tolist()]
+    assert not (first.positions_BM == second.positions_BM[moved]).all(dim=1).any()
+
+
+def test_a_window_is_judged_on_the_same_mask_in_a_larger_set(store: TokenStore) -> None:
+    objective, (domain,) = MaskedLM(store.vocabulary), EvalData(store, 15, 1).domains
+    available = len(EvalData(store, 15, 10**6))
+    everything, half = (
+        objective.evaluation(next(EvalData(store, 15, count).windows(domain, available)))
+        for count in (available, available // 2)
+    )
+    rows = [i * available // (available // 2) for i in range(available // 2)]
+    for one, other in zip(half[:3], everything[:3], strict=True):
+        assert torch.equal(one, other[rows])

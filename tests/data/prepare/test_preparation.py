@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from raptr.data import DomainSource, Progress, TokenStore, parse_domain, prepare, prepare_corpus
-from raptr.data.corpus import Document
-from raptr.data.domains import with_valid
-from raptr.data.source import TrainData
+from raptr.data import TokenStore, TrainData
+from raptr.data.prepare import DomainSource, Progress, parse_domain, prepare, prepare_corpus
+from raptr.data.prepare.corpus import Document
+from raptr.data.prepare.domains import with_valid
+from raptr.data.prepare.tokenizer import train
 from raptr.data.store import SPLITS, Split
-from raptr.data.tokenizer import train
 
 
 def text(domain: str, i: int) -> str:
@@ -48,7 +48,7 @@ def decoded(store: TokenStore, split: Split, domain: str) -> Iterator[str]:
     tokenizer = store.tokenizer()
     for tokens, ends in zip(store.tokens(split, domain), store.documents(split, domain), strict=True):
         for document in np.split(tokens, ends[:-1].astype(np.int64)):
-            assert document[-1] == store.vocabulary.sep
+            assert document[-1] == store.vocabulary["[SEP]"]
             yield tokenizer.decode(document[:-1].tolist(), skip_special_tokens=False)
 
 
@@ -83,7 +83,7 @@ def test_the_number_of_workers_and_chunks_does_not_matter(
 ) -> None:
     made = []
     for workers, chunk in ((1, 2**18), (2, 100), (5, 1), (None, 1000)):
-        monkeypatch.setattr("raptr.data.stream.CHUNK", chunk)
+        monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", chunk)
         out = tmp_path / "out"
         prepare_corpus(domains(corpus), out, vocabulary=400, workers=workers, shard_tokens=700, deduplicate=True)
         made.append(contents(out))
@@ -284,12 +284,12 @@ def test_a_tokenizer_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
     facts["model"]["vocab"]["<mask>"] = facts["model"]["vocab"].pop("[MASK]")
     path.write_text(json.dumps(facts), encoding="utf-8")
     assert Tokenizer.from_file(str(path)).token_to_id("<mask>") == 4
-    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no \[MASK\]"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*lacks \[MASK\],"):
         prepare_corpus(domains(corpus), tmp_path / "out", tokenizer=path)
 
 
 def test_progress(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.stream.CHUNK", 300)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", 300)
     calls: list[Progress] = []
     store = prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=400, progress=calls.append)
     total = sum(path.stat().st_size for path in corpus.rglob("*.jsonl"))

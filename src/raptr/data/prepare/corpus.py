@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from raptr.data.overlap import without_shared
+from raptr.data.prepare.overlap import without_shared
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 # The topics are documents of their own: their file again could put one text on both sides of the split.

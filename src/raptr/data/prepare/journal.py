@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from raptr.data.census import Sides
+from raptr.data.prepare.census import Sides
+from raptr.data.prepare.stream import BEGINNING, Position
+from raptr.data.prepare.writer import Written
 from raptr.data.store import SPLITS, Part, Shard, Split
-from raptr.data.stream import BEGINNING, Position
-from raptr.data.writer import Written
 from raptr.files import write_text
 
 JOURNAL = "journal.json"

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from raptr.data.census import Sides
-from raptr.data.journal import Journal
-from raptr.data.request import Request
+from raptr.data.prepare.census import Sides
+from raptr.data.prepare.journal import Journal
+from raptr.data.prepare.request import Request
+from raptr.data.prepare.stream import Chunk, Position, in_order
+from raptr.data.prepare.writer import ShardWriter
 from raptr.data.store import SPLITS, Part, Split, Tokens
-from raptr.data.stream import Chunk, Position, in_order
-from raptr.data.writer import ShardWriter
 
 # Seconds of work that a kill can cost.
 JOURNAL_EVERY = 5.0
@@ -63,7 +63,7 @@ def encode(
     """Write the shards of all domains, from where the journal stands; the journal when all is done."""
     sides = journal.sides(request.limit)
     pieces = request.chunks(journal.position)
-    encoder = Encoder(tokenizer, sides, dtype)
+    encoder = Encoder(tokenizer, sides, dtype, request.specials.end)
     with one_thread_each(), ExitStack() as stack:
         encoded = in_order(encoder, pieces, request.threads, depth=request.threads + 2)
         stack.enter_context(closing(encoded))
@@ -135,27 +135,28 @@ Encoded = dict[Split, tuple[Tokens, NDArray[np.int64]]]
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns a chunk into the tokens of each side, every document followed by [SEP], and their lengths."""
+    """Turns a chunk into the tokens of each side, every document followed by `end`, and their lengths."""
 
     tokenizer: Tokenizer
     sides: Sides
     dtype: np.dtype[Any]
+    end: str
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """The chunk's tokens; its texts are dropped to free their memory."""
-        sep = np.array([self.tokenizer.token_to_id("[SEP]")], self.dtype)
+        end = np.array([self.tokenizer.token_to_id(self.end)], self.dtype)
         short = [text for text in chunk.texts if len(text) <= PIECE]
         whole = iter(self._ids(short))
         found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
         for text, digest in zip(chunk.texts, chunk.digests, strict=True):
             parts = [next(whole)] if len(text) <= PIECE else [self._ids([piece])[0] for piece in pieces(text)]
-            found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, sep])
+            found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, end])
         chunk.texts.clear()
         result: Encoded = {}
         for split, documents in found.items():
             lengths = np.array([sum(map(len, parts)) for parts in documents], np.int64)
             tokens = [part for parts in documents for part in parts]
-            result[split] = np.concatenate([sep[:0], *tokens]), lengths
+            result[split] = np.concatenate([end[:0], *tokens]), lengths
         return result
 
     def _ids(self, texts: list[str]) -> list[Tokens]:

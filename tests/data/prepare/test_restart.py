@@ -12,9 +12,9 @@ import pytest
 import tokenizers
 from rich.console import Console
 
-from raptr.data import DomainSource, Progress, prepare_corpus
-from raptr.data.console import preparation_bar
-from raptr.data.writer import _File
+from raptr.data.prepare import DomainSource, Progress, prepare_corpus
+from raptr.data.prepare.console import preparation_bar
+from raptr.data.prepare.writer import _File
 from raptr.failures import reported
 
 KILLING = Path(__file__).with_name("killing.py")
@@ -68,8 +68,8 @@ def stop(corpus: Path, out: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> N
         if calls == at:
             raise Stopped
 
-    monkeypatch.setattr("raptr.data.encoding.JOURNAL_EVERY", 0.0)
-    monkeypatch.setattr("raptr.data.stream.CHUNK", 300)
+    monkeypatch.setattr("raptr.data.prepare.encoding.JOURNAL_EVERY", 0.0)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", 300)
     with pytest.raises(Stopped):
         prepare_corpus(domains(corpus), out, vocabulary=300, progress=progress)
     assert not out.exists()
@@ -177,8 +177,8 @@ def test_a_full_disk_is_named_and_the_rest_can_be_done_later(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, written = tmp_path / "out", 0
-    monkeypatch.setattr("raptr.data.encoding.JOURNAL_EVERY", 0.0)
-    monkeypatch.setattr("raptr.data.stream.CHUNK", 300)
+    monkeypatch.setattr("raptr.data.prepare.encoding.JOURNAL_EVERY", 0.0)
+    monkeypatch.setattr("raptr.data.prepare.stream.CHUNK", 300)
     append = _File.append
 
     def full(file: _File, data: bytes) -> None:

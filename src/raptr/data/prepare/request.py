@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from raptr.data.domains import DomainSource, checked
-from raptr.data.reading import DOCUMENTS, Input
+from raptr.data.prepare.domains import DomainSource, checked
+from raptr.data.prepare.reading import DOCUMENTS, Input
+from raptr.data.prepare.stream import Chunk, Position, ahead, chunks
+from raptr.data.prepare.tokenizer import checked_size, existing
 from raptr.data.store import FORMAT
-from raptr.data.stream import Chunk, Position, ahead, chunks
-from raptr.data.tokenizer import checked_size, existing
+from raptr.data.tokenizer import BERT, Specials
 from raptr.files import sha256_of
 
 HELD_OUT = 0.02
@@ -36,6 +37,7 @@ class Request:
     skip_broken: bool = False
     shard_tokens: int = SHARD_TOKENS
     workers: int | None = None
+    specials: Specials = BERT
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done before any text is read."""
@@ -49,9 +51,9 @@ class Request:
         if self.documents not in (None, *DOCUMENTS):
             raise ValueError(f"documents is {self.documents!r}. Use one of: {', '.join(DOCUMENTS)}.")
         if self.tokenizer is None:
-            checked_size(self.vocabulary)
+            checked_size(self.vocabulary, self.specials)
         else:
-            existing(self.tokenizer)
+            existing(self.tokenizer, self.specials)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,8 +86,11 @@ class Request:
 
     def facts(self) -> dict[str, Any]:
         """All that decides about the result, as JSON."""
+        # Left out for mlm, since folders were prepared before there was another objective.
+        objective = {} if self.specials == BERT else {"objective": self.specials.objective}
         return {
             "format": FORMAT,
+            **objective,
             "vocabulary": self.vocabulary if self.tokenizer is None else None,
             "tokenizer": None if self.tokenizer is None else sha256_of(self.tokenizer),
             "field": self.field,
@@ -100,6 +105,7 @@ class Request:
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The first way in which two requests differ; empty when they do not."""
+    old, new = ({"objective": BERT.objective, **request} for request in (old, new))
     for key in new:
         if key != "domains" and old.get(key) != new[key]:
             return f"{key} was {old.get(key)}, is {new[key]}"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raptr.data import Document
-from raptr.data.compression import extra
-from raptr.data.reading import DOCUMENTS, DocumentsInput, FileInput, HubInput, Input
+from raptr.data.prepare import Document
+from raptr.data.prepare.compression import extra
+from raptr.data.prepare.reading import DOCUMENTS, DocumentsInput, FileInput, HubInput, Input
 
 TEXTS = ["first\nline", "zweiter Text: größer", "第三 🐍", "", "fifth"]
 
@@ -209,7 +209,7 @@ def test_json_and_tables_have_their_own_documents(tmp_path: Path) -> None:
 
 
 def test_what_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raptr.data.reading.LONGEST", 100)
+    monkeypatch.setattr("raptr.data.prepare.reading.LONGEST", 100)
     (problem,) = problems(written(tmp_path / "a.txt", b"x" * 101))
     assert re.match(f"{tmp_path / 'a.txt'}: .*100 bytes", problem)
     assert texts(written(tmp_path / "a.txt", b"x" * 100)) == ["x" * 100]

@@ -8,8 +8,8 @@ from typing import Any
 
 import tokenizers
 
-from raptr.data.journal import JOURNAL, Journal, read_journal
-from raptr.data.request import difference
+from raptr.data.prepare.journal import JOURNAL, Journal, read_journal
+from raptr.data.prepare.request import difference
 from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
 from raptr.files import locked
 

@@ -10,10 +10,10 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from raptr.data.encoding import Progress
-from raptr.data.preparation import Report
+from raptr.data.prepare.encoding import Progress
+from raptr.data.prepare.preparation import Report
+from raptr.data.prepare.workfolder import work_folder
 from raptr.data.store import SPLITS, TokenStore
-from raptr.data.workfolder import work_folder
 
 NAMES = {"reading": "checking the text", "training": "training the tokenizer", "encoding": "writing tokens"}
 DOCUMENTS_HELP = "What of a text file is one document. [default: the file; where it is the only one: a paragraph]"

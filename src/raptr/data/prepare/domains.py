@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raptr.data.compression import COMPRESSED
 from raptr.data.order import CYCLE, quotas
-from raptr.data.reading import LINES, FileInput, HubInput, Input
+from raptr.data.prepare.compression import COMPRESSED
+from raptr.data.prepare.reading import LINES, FileInput, HubInput, Input
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 HUB = "hf:"

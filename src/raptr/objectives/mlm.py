@@ -6,17 +6,23 @@ and an average over micro-batches or processes is exact. As in BERT, a hidden to
 10, a random ordinary token once, and stays as it is once. A sample's mask is the same in whichever batch it
 turns up; it is another one in every epoch, since the sample number goes on counting.
 
-Shapes: B batch, S sequence, M masked positions.
+A sequence is [CLS] and a window of S-1 tokens, in which documents end with [SEP]. No next-sentence task.
+
+Shapes: B batch, W window, S sequence, M masked positions.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from raptr.data.tokenizer import Vocabulary
+from raptr.data.batch import Batch
+from raptr.data.source import Int64s, Windows
+from raptr.data.tokenizer import BERT, Specials, Vocabulary
 from raptr.hashing import Stream, Uint64s, bits_array
+from raptr.objectives.contract import Objective
 
 RATE = 0.15
 EIGHT_TENTHS = np.uint64(8 * 2**64 // 10)
@@ -28,7 +34,47 @@ POSITION = np.uint64((1 << POSITION_BITS) - 1)
 # Further counters after (sample, position): what hides the token, and which random token it may be.
 KIND, REPLACEMENT = np.full((), 1, np.uint64), np.full((), 2, np.uint64)
 
-Int64s = NDArray[np.int64]
+
+@final
+class MaskedLM(Objective):
+    """Masked language modelling, at BERT's rate."""
+
+    name: ClassVar[str] = "mlm"
+    specials: ClassVar[Specials] = BERT
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Refuse a vocabulary without BERT's special tokens."""
+        self._ordinary = vocabulary.ordinary(self.specials)
+        self._cls, self._mask = vocabulary["[CLS]"], vocabulary["[MASK]"]
+
+    @staticmethod
+    def window(length: int) -> int:
+        """All tokens of a sequence but [CLS]."""
+        return length - 1
+
+    @staticmethod
+    def targets(length: int) -> int:
+        """The masked positions of a sequence."""
+        return masked_count(length)
+
+    def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
+        """The windows behind [CLS], masked; [CLS] belongs to the first document of its window."""
+        masked = mask(
+            _behind(windows.tokens_BW, self._cls),
+            windows.samples_B,
+            seed=seed,
+            stream=stream,
+            hidden=self._mask,
+            ordinary=self._ordinary,
+        )
+        tokens_BS, positions_BM, labels_BM = map(torch.from_numpy, masked)
+        segments_BS = None if windows.segments_BW is None else torch.from_numpy(_behind(windows.segments_BW, 0))
+        return Batch(tokens_BS, positions_BM, labels_BM, segments_BS)
+
+
+def _behind(values_BW: Int64s, first: int) -> Int64s:
+    """The rows with one value more in front of each."""
+    return np.pad(values_BW, ((0, 0), (1, 0)), constant_values=first)
 
 
 def masked_count(length: int, rate: float = RATE) -> int:
@@ -50,10 +96,14 @@ def mask(
     *,
     seed: int,
     stream: Stream,
-    vocabulary: Vocabulary,
+    hidden: int,
+    ordinary: range,
     rate: float = RATE,
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """The masked input (B, S), the masked positions (B, M) in ascending order and their labels (B, M)."""
+    """The masked input (B, S), the masked positions (B, M) in ascending order and their labels (B, M).
+
+    `hidden` is the id of [MASK], `ordinary` are those of all tokens that are not special.
+    """
     length = tokens_BS.shape[1]
     count = masked_count(length, rate)
     samples_B1 = samples_B[:, None]
@@ -61,7 +111,7 @@ def mask(
     position_S = np.arange(length, dtype=np.uint64)
     rank_BS = (bits_array(seed, stream, samples_B1, position_S) >> np.uint64(1)) & ~POSITION | position_S
     # Special tokens rank behind all others: they are chosen only when nothing else is left.
-    rank_BS = np.where(tokens_BS < vocabulary.specials, rank_BS | SPECIAL, rank_BS)
+    rank_BS = np.where(tokens_BS < ordinary.start, rank_BS | SPECIAL, rank_BS)
     lowest_BM = np.partition(rank_BS, count - 1, axis=1)[:, :count]
     positions_BM = np.sort(lowest_BM & POSITION, axis=1).astype(np.int64)
 
@@ -70,9 +120,8 @@ def mask(
     counters = samples_B1, positions_BM.astype(np.uint64)
     kind_BM = bits_array(seed, stream, *counters, KIND)
     # The bias of the remainder is below vocabulary / 2**64.
-    ordinary = np.uint64(vocabulary.size - vocabulary.specials)
-    random_BM = (bits_array(seed, stream, *counters, REPLACEMENT) % ordinary).astype(np.int64)
-    hidden_BM = np.where(kind_BM < NINE_TENTHS, random_BM + vocabulary.specials, labels_BM)
-    hidden_BM = np.where(kind_BM < EIGHT_TENTHS, vocabulary.mask, hidden_BM)
+    random_BM = (bits_array(seed, stream, *counters, REPLACEMENT) % np.uint64(len(ordinary))).astype(np.int64)
+    hidden_BM = np.where(kind_BM < NINE_TENTHS, random_BM + ordinary.start, labels_BM)
+    hidden_BM = np.where(kind_BM < EIGHT_TENTHS, hidden, hidden_BM)
     np.put_along_axis(inputs_BS, positions_BM, hidden_BM, axis=1)
     return inputs_BS, positions_BM, labels_BM

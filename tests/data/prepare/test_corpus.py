@@ -5,9 +5,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raptr.data import corpus
-from raptr.data.corpus import Document, builtin, python_files
-from raptr.data.overlap import WINDOW, without_shared
+from raptr.data.prepare import corpus
+from raptr.data.prepare.corpus import Document, builtin, python_files
+from raptr.data.prepare.overlap import WINDOW, without_shared
 
 
 def test_the_builtin_corpus_is_large_ordered_and_free_of_tests() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raptr.data.prepare.writer import ShardWriter, Written
 from raptr.data.store import Shard
-from raptr.data.writer import ShardWriter, Written
 from raptr.files import sha256_of
 
 DTYPE = np.dtype("<u2")

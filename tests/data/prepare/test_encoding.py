@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from raptr.data import Document, prepare
-from raptr.data.census import Sides
-from raptr.data.encoding import Encoder, pieces
+from raptr.data.prepare import Document, prepare
+from raptr.data.prepare.census import Sides
+from raptr.data.prepare.encoding import Encoder, pieces
+from raptr.data.prepare.stream import Chunk, Position, digest_of
+from raptr.data.prepare.tokenizer import train
 from raptr.data.store import SPLITS
-from raptr.data.stream import Chunk, Position, digest_of
-from raptr.data.tokenizer import train
 
 WORDS = [
     "the",
@@ -46,7 +46,7 @@ def tokenizer() -> Tokenizer:
 @settings(max_examples=200, deadline=None)
 def test_pieces_are_the_text_and_are_short(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raptr.data.encoding.PIECE", size)
+        patch.setattr("raptr.data.prepare.encoding.PIECE", size)
         found = list(pieces(text))
     assert "".join(found) == text
     assert all(0 < len(piece) <= size for piece in found[:-1])
@@ -64,9 +64,9 @@ def test_the_tokens_are_those_of_the_whole(tokenizer: Tokenizer, text: str, size
     short = "some text"
     texts = [short, text, short]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raptr.data.encoding.PIECE", size)
+        patch.setattr("raptr.data.prepare.encoding.PIECE", size)
         chunk = Chunk(Position(), texts=texts, digests=[digest_of(one) for one in texts])
-        found = Encoder(tokenizer, Sides(0), np.dtype("<u2"))(chunk)
+        found = Encoder(tokenizer, Sides(0), np.dtype("<u2"), "[SEP]")(chunk)
     other = [*tokenizer.encode(short, add_special_tokens=False).ids, tokenizer.token_to_id("[SEP]")]
     tokens, lengths = found["train"]
     assert tokens.tolist() == other + expected + other
@@ -77,7 +77,7 @@ def test_the_tokens_are_those_of_the_whole(tokenizer: Tokenizer, text: str, size
 def test_a_long_document_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [Document(f"{i}", f"document {i} says many things. " * (1 + 400 * (i % 3 == 0))) for i in range(20)]
     whole = prepare(tmp_path / "whole", lambda: documents, 300)
-    monkeypatch.setattr("raptr.data.encoding.PIECE", 100)
+    monkeypatch.setattr("raptr.data.prepare.encoding.PIECE", 100)
     cut = prepare(tmp_path / "cut", lambda: documents, 300)
     assert cut.fingerprint == whole.fingerprint
     assert sum(part.count(split) for part in cut.summary() for split in SPLITS) == 20
@@ -86,7 +86,7 @@ def test_a_long_document_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 PROGRAM = """
 import resource, sys
 from pathlib import Path
-from raptr.data import Document, prepare
+from raptr.data.prepare import Document, prepare
 
 long = "".join(f"Line {i} of a long text, {i * i % 997} words from its end.\\n" for i in range(60_000))
 documents = [Document(f"{i}", long[i:]) for i in range(2)]

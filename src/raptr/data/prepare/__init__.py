@@ -1,0 +1,17 @@
+"""Text -> tokens on disk: everything that writes the folders which `raptr.data` reads."""
+
+from raptr.data.prepare.corpus import Document, builtin
+from raptr.data.prepare.domains import DomainSource, parse_domain
+from raptr.data.prepare.encoding import Progress
+from raptr.data.prepare.preparation import prepare, prepare_builtin, prepare_corpus
+
+__all__ = [
+    "Document",
+    "DomainSource",
+    "Progress",
+    "builtin",
+    "parse_domain",
+    "prepare",
+    "prepare_builtin",
+    "prepare_corpus",
+]

@@ -1,0 +1,70 @@
+"""Makes the tokenizer: byte-level BPE trained on the corpus (Sennrich et al., 2016; Radford et al., 2019), or a file.
+
+Every text can be encoded, since each of the 256 bytes is a token.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+
+from raptr.data.tokenizer import BERT, Specials, load, vocabulary_of
+
+UNKNOWN = "[UNK]"
+LARGEST = 2**32
+
+
+def checked_size(size: int, specials: Specials) -> None:
+    """Refuse a vocabulary that cannot hold every byte, or that no token type can count."""
+    smallest = len(specials.tokens) + 256
+    if not smallest <= size <= LARGEST:
+        raise ValueError(
+            f"vocabulary is {size}; it must lie between {smallest} "
+            f"({len(specials.tokens)} special tokens and the 256 bytes) and {LARGEST}"
+        )
+
+
+def train(texts: Iterable[str], size: int, specials: Specials = BERT) -> Tokenizer:
+    """A tokenizer of at most `size` tokens (fewer when the texts hold no more), given by the texts alone."""
+    checked_size(size, specials)
+    tokenizer = Tokenizer(BPE(unk_token=UNKNOWN if UNKNOWN in specials.tokens else None))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=list(specials.tokens),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if specials.start is not None:
+        start, end = specials.start, specials.end
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{start} $A {end}",
+            pair=f"{start} $A {end} $B:1 {end}:1",
+            special_tokens=[(token, specials.tokens.index(token)) for token in (start, end)],
+        )
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def existing(path: Path, specials: Specials) -> Tokenizer:
+    """A tokenizer that somebody else made, checked, and kept from cutting or filling up what it encodes."""
+    tokenizer = load(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = vocabulary_of(tokenizer)
+    try:
+        vocabulary.ordinary(specials)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    highest, size = max(vocabulary.ids.values()), vocabulary.size
+    if highest != size - 1:
+        raise ValueError(f"{path}: tokenizer: expected the ids 0 to {size - 1} for {size} tokens, found {highest}")
+    return tokenizer

@@ -1,0 +1,48 @@
+"""The contract that every objective fulfils.
+
+An objective turns windows of raw tokens into batches of static shapes. A sample's part of a batch is a pure function
+of its tokens, its number and a seed: whichever batch it turns up in, and however large that is, it is the same.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, final
+
+from raptr.data.batch import Batch
+from raptr.data.source import Windows
+from raptr.data.tokenizer import Specials, Vocabulary
+from raptr.hashing import Stream
+
+
+class Objective(ABC):
+    """What a model with a given vocabulary learns to predict."""
+
+    name: ClassVar[str]
+    specials: ClassVar[Specials]
+
+    @abstractmethod
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Refuse a vocabulary without the special tokens."""
+
+    @staticmethod
+    @abstractmethod
+    def window(length: int) -> int:
+        """The raw tokens of a sample whose sequence has `length` tokens."""
+
+    @staticmethod
+    @abstractmethod
+    def targets(length: int) -> int:
+        """The positions of a sequence of `length` tokens at which the loss is taken."""
+
+    @abstractmethod
+    def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
+        """The sequences made of these windows; everything random about them belongs to (seed, stream, sample)."""
+
+    @final
+    def training(self, windows: Windows, seed: int) -> Batch:
+        """What a training step reads."""
+        return self.batch(windows, seed, "mask")
+
+    @final
+    def evaluation(self, windows: Windows) -> Batch:
+        """What an evaluation reads: the same for every run, whatever its seed."""
+        return self.batch(windows, 0, "evaluation")

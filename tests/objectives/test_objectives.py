@@ -1,0 +1,119 @@
+"""What every objective promises, how one is chosen, and that a vocabulary must have its special tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from raptr.data import TokenStore, Vocabulary, Windows
+from raptr.data.batch import Batch
+from raptr.data.prepare import Document, prepare
+from raptr.objectives import SPECIALS
+from raptr.objectives.contract import Objective
+from raptr.objectives.registry import OBJECTIVES
+from raptr.train.config import Config
+from raptr.train.loop import pretrain
+from raptr.train.run import RunFolder
+
+QUIET = Console(quiet=True)
+SETTINGS: dict[str, Any] = {
+    "model": {"size": "tiny", "layers": 1, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
+    "method": {"name": "full"},
+    "data": {"length": 16},
+    "train": {"steps": 2, "batch": 4, "eval_samples": 4, "device": "cpu"},
+}
+every_objective = pytest.mark.parametrize("kind", OBJECTIVES.values(), ids=lambda kind: kind.name)
+
+
+def vocabulary_for(kind: type[Objective]) -> Vocabulary:
+    names = (*kind.specials.tokens, *(f"word{number}" for number in range(300)))
+    return Vocabulary({name: number for number, name in enumerate(names)})
+
+
+def windows(kind: type[Objective], length: int, samples: list[int]) -> Windows:
+    """Ordinary tokens that differ from sample to sample."""
+    width, first = kind.window(length), len(kind.specials.tokens)
+    tokens = [[first + (7 * sample + place * place) % 300 for place in range(width)] for sample in samples]
+    return Windows(np.array(tokens, np.int64), np.array(samples, np.uint64))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one[:3], other[:3], strict=True))
+
+
+@every_objective
+@pytest.mark.parametrize("length", [8, 33, 128])
+def test_shapes_are_those_that_are_promised(kind: type[Objective], length: int) -> None:
+    assert OBJECTIVES[kind.name] is kind
+    assert SPECIALS[kind.name] is kind.specials
+    batch = kind(vocabulary_for(kind)).training(windows(kind, length, [0, 5, 6]), seed=0)
+    assert batch.tokens_BS.shape == (3, length)
+    assert batch.positions_BM.shape == batch.labels_BM.shape == (3, kind.targets(length))
+    assert (batch.positions_BM[:, 1:] > batch.positions_BM[:, :-1]).all()
+
+
+@every_objective
+def test_a_sample_does_not_depend_on_its_batch(kind: type[Objective]) -> None:
+    objective, samples = kind(vocabulary_for(kind)), [3, 10**9, 4, 2**50]
+    together = objective.training(windows(kind, 32, samples), seed=7)
+    for row, sample in enumerate(samples):
+        alone = objective.training(windows(kind, 32, [sample]), seed=7)
+        assert same(alone, Batch(*(tensor[row : row + 1] for tensor in together[:3])))
+
+
+@every_objective
+def test_evaluation_knows_no_seed(kind: type[Objective]) -> None:
+    objective, some = kind(vocabulary_for(kind)), windows(kind, 32, [0, 1, 2])
+    assert same(objective.evaluation(some), objective.batch(some, 0, "evaluation"))
+    assert not same(objective.evaluation(some), objective.training(some, seed=0))
+    assert not same(objective.training(some, seed=1), objective.training(some, seed=0))
+
+
+@pytest.mark.parametrize("name", SPECIALS)
+def test_every_objective_has_an_end_among_its_special_tokens(name: str) -> None:
+    specials = SPECIALS[name]
+    assert specials.objective == name
+    assert len(set(specials.tokens)) == len(specials.tokens)
+    assert {specials.end, specials.start or specials.end} <= set(specials.tokens)
+
+
+def test_ul2_has_modes_and_enough_sentinels() -> None:
+    tokens = SPECIALS["ul2"].tokens
+    assert {"[NLU]", "[S2S]", "[NLG]", *SPECIALS["causal"].tokens} <= set(tokens)
+    assert sum(token.startswith("<extra_id_") for token in tokens) >= 64  # (3, 0.5) at a length of 512 needs 64
+
+
+def test_the_objective_is_recorded_and_older_configurations_have_none(store: TokenStore, tmp_path: Path) -> None:
+    config = Config.read({**SETTINGS, "data": {**SETTINGS["data"], "source": str(store.path)}})
+    pretrain(config, tmp_path / "run", until=1, console=QUIET)
+    recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert recorded.pop("objective") == {"name": "mlm"}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    assert RunFolder(tmp_path / "run").read().objective.name == "mlm"
+    assert pretrain(config, tmp_path / "run", console=QUIET).step == 2
+
+
+@pytest.mark.parametrize("name", ["causal", "ul2"])
+def test_an_objective_that_cannot_be_trained_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"objective.name is {name}.*yet.*mlm"):
+        Config.read({**SETTINGS, "objective": {"name": name}})
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"objective.name is 'mlmm'.*'mlm'"):
+        Config.read({**SETTINGS, "objective": {"name": "mlmm"}})
+
+
+def test_data_for_another_objective_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    documents = [Document(f"{i}", f"text number {i} says {i * i} and no more") for i in range(50)]
+    other = prepare(tmp_path / "store", lambda: documents, 400, specials=SPECIALS["causal"])
+    config = Config.read({**SETTINGS, "data": {**SETTINGS["data"], "source": str(other.path)}})
+    with pytest.raises(
+        ValueError, match=r"lacks \[UNK\] \[CLS\] \[SEP\] \[MASK\],.*mlm.*raptr prepare --objective mlm"
+    ):
+        pretrain(config, tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run" / "config.yaml").exists()
