@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"hashing", "subnetworks", "data"},
     "growth": {"subnetworks"},
     "methods": {"settings", "subnetworks", "growth"},
-    "train": {"files", "hashing", "settings", "subnetworks", "growth", "data", "models", "methods"},
+    "train": {"files", "hashing", "settings", "subnetworks", "growth", "data", "models", "methods", "report"},
     "report": set(),
     "recipes": set(),
     "studies": {"files", "hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},

@@ -104,6 +104,9 @@ def pretrain(
     settings: SetOption = None,
     until: Annotated[int | None, typer.Option(help="Save and stop after this step, to continue later.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run if it exists, and start again.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of the data and compare checksums, not only what has changed.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the plan, train nothing.")] = False,
 ) -> None:
     """Pretrain a BERT: without options a tiny one, with RaPTr, on the text of the Python standard library.
@@ -139,21 +142,18 @@ def pretrain(
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
     with work_in(folder):
-        result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
+        result = run_pretraining(
+            full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True
+        )
     if result.step < full.train.steps:
         how = "the same command continues" if result.stopped else "the same command without --until continues"
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}, saved in {folder}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    report = write_report([folder], folder / "report")
-    console.print(report.table)
-    try:
-        model = _export(folder)
-    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
-        _say(console, f"no export: {error}")
-        model = folder / "checkpoints" / f"step-{result.step}"
-    _say(console, f"model   {model}")
-    _say(console, f"report  {report.plot}")
-    _say(console, f"page    {report.page}")
+    assert result.report is not None
+    console.print(result.report.table)
+    _say(console, f"model   {result.model}")
+    _say(console, f"report  {result.report.plot}")
+    _say(console, f"page    {result.report.page}")
 
 
 @app.command()
@@ -252,7 +252,9 @@ def export(
     step: Annotated[int | None, typer.Option(help="The step of the checkpoint. [default: the newest]")] = None,
 ) -> None:
     """Write a run's model as a folder that `AutoModel` of transformers loads."""
-    folder = _export(run, out, layers=layers, step=step)
+    from raptr.train.exporting import export as write_export  # imports transformers, which is slow
+
+    folder = write_export(run, out, layers=layers, step=step)
     _say(Console(stderr=True), f"model   {folder}")
 
 
@@ -333,12 +335,6 @@ def report(
 def _say(console: Console, text: str) -> None:
     """Print a line as it is: no markup, and no breaks, so that a path can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
-    from raptr.train.exporting import export as write_export  # imports transformers, which is slow
-
-    return write_export(run, out, layers=layers, step=step)
 
 
 def _show_plan(config: Config, *, timed: bool = False, as_json: bool = False) -> None:
