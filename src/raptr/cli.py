@@ -24,8 +24,6 @@ from raptr.methods import METHODS
 from raptr.models.sizes import SIZES
 from raptr.objectives import SPECIALS, specials_of
 from raptr.recipes import RECIPES
-from raptr.settings import nearest, nested
-from raptr.strict_yaml import parse_setting, read_yaml
 from raptr.studies.findings import FINDINGS, findings_table
 
 if TYPE_CHECKING:
@@ -104,6 +102,9 @@ def pretrain(
     settings: SetOption = None,
     until: Annotated[int | None, typer.Option(help="Save and stop after this step, to continue later.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run if it exists, and start again.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all of the data and compare checksums, not only what has changed.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the plan, train nothing.")] = False,
 ) -> None:
     """Pretrain a BERT: without options a tiny one, with RaPTr, on the text of the Python standard library.
@@ -135,7 +136,6 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
-        from raptr.report import write_report
         from raptr.train.config import BUILTIN
         from raptr.train.loop import pretrain as run_pretraining
     folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
@@ -143,22 +143,19 @@ def pretrain(
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
     with work_in(folder):
-        result = run_pretraining(full, folder, fresh=fresh, until=until, console=console)
+        result = run_pretraining(
+            full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True
+        )
     if result.step < full.train.steps:
         how = "the same command continues" if result.stopped else "the same command without --until continues"
         saved = f", saved in {folder}" if result.step else ""
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    report = write_report([folder], folder / "report")
-    console.print(report.table)
-    try:
-        model = _export(folder)
-    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
-        _say(console, f"no export: {error}")
-        model = folder / "checkpoints" / f"step-{result.step}"
-    _say(console, f"model   {model}")
-    _say(console, f"report  {report.plot}")
-    _say(console, f"page    {report.page}")
+    assert result.report is not None
+    console.print(result.report.table)
+    _say(console, f"model   {result.model}")
+    _say(console, f"report  {result.report.plot}")
+    _say(console, f"page    {result.report.page}")
 
 
 @app.command()
@@ -268,7 +265,9 @@ def export(
     step: Annotated[int | None, typer.Option(help="The step of the checkpoint. [default: the newest]")] = None,
 ) -> None:
     """Write a run's model as a folder that `AutoModel` of transformers loads."""
-    folder = _export(run, out, layers=layers, step=step)
+    with importing():
+        from raptr.train.exporting import export as write_export
+    folder = write_export(run, out, layers=layers, step=step)
     _say(Console(stderr=True), f"model   {folder}")
 
 
@@ -365,12 +364,6 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
-    with importing():
-        from raptr.train.exporting import export as write_export
-    return write_export(run, out, layers=layers, step=step)
-
-
 def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) -> None:
     with importing():
         from raptr.train.console import show_plan
@@ -383,27 +376,9 @@ def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) 
 def _resolve(
     recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
 ) -> "Config":
-    """Recipe, then file, then options: the later replaces the earlier."""
     with importing():
-        from raptr.train.config import Config, merged
-    settings: dict[str, Any] = {}
-    if recipe is not None:
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
-        settings = dict(RECIPES[recipe]())
-    settings = merged(settings, _read_sections(file) if file else {})
-    options = {name: value for name, value in given.items() if value is not None}
-    options |= dict(parse_setting(entry) for entry in sets)
-    if method is not None and method != settings.get("method", {}).get("name"):
-        options["method.name"] = method
-    return Config.read(merged(settings, nested(options)))
-
-
-def _read_sections(path: Path) -> dict[str, dict[str, Any]]:
-    read = read_yaml(path, "config")
-    if not isinstance(read, dict) or not all(isinstance(values, dict) for values in read.values()):
-        raise ValueError(f"config {str(path)!r} is not a mapping of sections; the config.yaml of any run is one")
-    return read
+        from raptr.recipes.resolve import resolve
+    return resolve(recipe, file, method, given, sets)
 
 
 def main() -> None:

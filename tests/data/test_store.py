@@ -58,7 +58,8 @@ def test_every_document_comes_back_on_its_side(made: TokenStore) -> None:
 
 
 def test_the_files_are_as_documented(made: TokenStore) -> None:
-    names = ["data.json", "tokenizer.json"]
+    made.verify()
+    names = ["data.json", "tokenizer.json", ".verified.json"]
     names += [f"text-{split}-00000.{kind}" for split in SPLITS for kind in ("documents", "tokens")]
     assert sorted(path.name for path in made.path.iterdir()) == sorted(names)
     facts = json.loads((made.path / "data.json").read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """The run folder: what a start may change, what --fresh removes, what is recorded of each start."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -363,3 +364,42 @@ def test_a_state_of_another_form_is_named(
     (path / "manifest.json").write_bytes(checkpoint._manifest(checkpoint._contents(path)))
     with pytest.raises(ValueError, match=rf"step-1/state\.json.*{named}"):
         train(store, tmp_path / "run")
+
+
+# What the function leaves, as the command does
+
+
+def test_a_finished_run_is_reported_on_and_exported(store: TokenStore, tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"export": True, "report": True, "console": QUIET}
+    part = pretrain(config(store), tmp_path / "run", until=2, **wanted)
+    assert (part.report, part.model) == (None, None)
+    for _ in range(2):  # also where the run was finished before
+        done = pretrain(config(store), tmp_path / "run", **wanted)
+        assert done.report is not None
+        assert done.report.page.parent == tmp_path / "run" / "report"
+        assert done.report.page.is_file()
+        assert done.model == tmp_path / "run" / "export"
+        assert (done.model / "model.safetensors").is_file()
+        shutil.rmtree(done.model)
+    assert pretrain(config(store), tmp_path / "run", console=QUIET).model is None
+
+
+def test_a_model_that_no_stock_class_holds_stays_a_checkpoint(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(run: Path) -> Path:
+        raise ValueError("method.scaled is [layer]")
+
+    monkeypatch.setattr("raptr.train.exporting.export", refuse)
+    done = pretrain(config(store), tmp_path / "run", export=True, console=Console())
+    assert done.model == tmp_path / "run" / "checkpoints" / f"step-{STEPS}"
+    assert done.model.is_dir()
+    assert "no export: method.scaled is [layer]" in capsys.readouterr().out
+
+
+def test_verify_reads_all_of_the_data(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(TokenStore, "verify", lambda _, *, anew: asked.append(anew))
+    for verify in (False, True):
+        pretrain(config(store), tmp_path / str(verify), until=1, verify=verify, console=QUIET)
+    assert asked == [False, True]

@@ -5,10 +5,11 @@
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
     data.json                    written last: what the other files must be, with checksums and a fingerprint
+    .verified.json               which files were found whole (verification.py); no part of the data
 
 A domain is a named part of the text with a weight: its share in a mixture, relative to the other weights.
 Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
-reads everything and compares the checksums. `raptr.data.prepare` writes such a folder.
+compares the checksums, and reads what has changed since it last did. `raptr.data.prepare` writes such a folder.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
-from raptr.files import sha256_of
+from raptr.data.verification import first_damaged
 from raptr.hashing import Uint64s
 
 FORMAT = 2
@@ -167,17 +168,18 @@ class TokenStore:
         """The tokenizer that made the tokens."""
         return load(self.path / TOKENIZER)
 
-    def verify(self) -> None:
-        """Read every file and compare its checksum; a ValueError names the first one that differs."""
+    def verify(self, *, anew: bool = False) -> None:
+        """Compare every file's checksum; a ValueError names the first one that differs.
+
+        Files that have not changed since they were verified are only read again if `anew`: see verification.py.
+        """
         expected = {TOKENIZER: self.manifest.tokenizer_sha256}
         for shard in self.manifest.shards():
             expected[shard.file] = shard.tokens_sha256
             expected[shard.documents_file] = shard.documents_sha256
-        for name, digest in expected.items():
-            if not (self.path / name).is_file():
-                raise _damaged(self.path / name, f"the SHA-256 {digest}", "no file")
-            if (found := sha256_of(self.path / name)) != digest:
-                raise _damaged(self.path / name, f"the SHA-256 {digest}", found)
+        if damage := first_damaged(self.path, expected, anew=anew):
+            name, found = damage
+            raise _damaged(self.path / name, f"the SHA-256 {expected[name]}", found)
 
 
 def open_store(path: Path) -> TokenStore:

@@ -19,9 +19,9 @@ started again is the run that was not.
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from rich.console import Console
@@ -51,6 +51,9 @@ from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
 
+if TYPE_CHECKING:
+    from raptr.report import Report
+
 
 @dataclass(frozen=True)
 class Result:
@@ -60,6 +63,8 @@ class Result:
     step: int
     eval_loss: float | None
     stopped: bool = False  # asked to stop by SIGTERM or Ctrl-C
+    model: Path | None = None  # the export; the last checkpoint where no stock model can hold it
+    report: "Report | None" = None
 
 
 def pretrain(
@@ -70,12 +75,18 @@ def pretrain(
     until: int | None = None,
     console: Console | None = None,
     stop: StopRequest | None = None,
+    verify: bool = False,
+    export: bool = False,
+    report: bool = False,
 ) -> Result:
     """Train a model from nothing, or go on where the run in this folder stopped.
 
     `fresh` replaces the run that is there, after everything that the new one needs was checked; `until` stops after
     that many steps in all, saved, to go on another time. So do SIGTERM and Ctrl-C, heard through `stop` where the
     caller listens already. A run that is finished is left as it is.
+
+    `verify` reads all of the data and compares checksums, also where that was done before. A run that is finished is
+    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it.
     """
     console = console or Console(stderr=True)
     folder, stop = RunFolder(run), stop or StopRequest()
@@ -89,15 +100,36 @@ def pretrain(
             if settled.data.source != folder.read().data.source:  # another path may lead to the same text
                 _check_data(run, found.progress(), open_data(settled, run, console))
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
-            return Result(run, found.step, found.progress().eval_loss)
-        store = open_data(settled, run, console)
-        trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
-        if fresh:
-            folder.clear()
-        if found is not None:
-            trainer.resume(found, console)
-        with stop.listening():
-            return trainer.train(steps if until is None else min(until, steps), console, stop)
+            result = Result(run, found.step, found.progress().eval_loss)
+        else:
+            store = open_data(settled, run, console, verify=verify)
+            trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
+            if fresh:
+                folder.clear()
+            if found is not None:
+                trainer.resume(found, console)
+            with stop.listening():
+                result = trainer.train(steps if until is None else min(until, steps), console, stop)
+    if result.step < steps:
+        return result
+    written = _report(folder) if report else None
+    return replace(result, report=written, model=_export(folder, steps, console) if export else None)
+
+
+def _report(folder: RunFolder) -> "Report":
+    from raptr.report import write_report  # imports matplotlib, which is slow
+
+    return write_report([folder.path], folder.report)
+
+
+def _export(folder: RunFolder, step: int, console: Console) -> Path:
+    from raptr.train.exporting import export  # imports transformers, which is slow
+
+    try:
+        return export(folder.path)
+    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
+        console.print(f"no export: {error}", highlight=False, markup=False, soft_wrap=True)
+        return checkpoint.place_of(folder.checkpoints, step)
 
 
 @final
@@ -323,8 +355,11 @@ class Trainer:
         return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
 
 
-def open_data(config: Config, run: Path, console: Console) -> TokenStore:
-    """The prepared tokens, checked; the built-in corpus is made beside the run on first use."""
+def open_data(config: Config, run: Path, console: Console, *, verify: bool = False) -> TokenStore:
+    """The prepared tokens, checked; the built-in corpus is made beside the run on first use.
+
+    Files that were found whole before and have not changed since are only read again to `verify` them.
+    """
     source = config.data.source
     if source is None:
         raise ValueError(
@@ -337,7 +372,7 @@ def open_data(config: Config, run: Path, console: Console) -> TokenStore:
             return prepare_builtin(run.parent / ".data", config.data.vocabulary, specials=specials)
     store = open_store(Path(source))
     with console.status("checking the token shards …"):
-        store.verify()
+        store.verify(anew=verify)
     return store
 
 

@@ -1,0 +1,34 @@
+"""A run's settings from a recipe, a file and options: the later replaces the earlier."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from raptr.recipes import RECIPES
+from raptr.settings import nearest, nested
+from raptr.strict_yaml import parse_setting, read_yaml
+from raptr.train.config import Config, merged
+
+
+def resolve(
+    recipe: str | None, file: Path | None, method: str | None, given: Mapping[str, Any], sets: Iterable[str]
+) -> Config:
+    """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set."""
+    settings: dict[str, Any] = {}
+    if recipe is not None:
+        if recipe not in RECIPES:
+            raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        settings = dict(RECIPES[recipe]())
+    settings = merged(settings, _sections(file) if file else {})
+    options = {name: value for name, value in given.items() if value is not None}
+    options |= dict(parse_setting(entry) for entry in sets)
+    if method is not None and method != settings.get("method", {}).get("name"):
+        options["method.name"] = method
+    return Config.read(merged(settings, nested(options)))
+
+
+def _sections(path: Path) -> dict[str, dict[str, Any]]:
+    sections = read_yaml(path, "config")
+    if not isinstance(sections, dict) or not all(isinstance(values, dict) for values in sections.values()):
+        raise ValueError(f"config {str(path)!r} is not a mapping of sections; the config.yaml of any run is one")
+    return sections
