@@ -28,10 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "methods": {"settings", "subnetworks", "growth"},
     "train": {
         *("files", "hashing", "settings", "strict_yaml", "subnetworks", "growth"),
-        *("data", "models", "methods", "objectives", "report"),
+        *("data", "models", "methods", "objectives", "recipes", "report"),
     },
     "report": set(),
-    "recipes": {"settings", "strict_yaml", "train"},
+    "recipes": set(),
     "studies": {"files", "hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "files", "methods", "recipes", "report", "settings", "strict_yaml", "train"},
     "failures": {"extras", "train"},

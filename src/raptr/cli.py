@@ -377,7 +377,7 @@ def _resolve(
     recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
 ) -> "Config":
     with importing():
-        from raptr.recipes.resolve import resolve
+        from raptr.train.resolve import resolve
     return resolve(recipe, file, method, given, sets)
 
 
