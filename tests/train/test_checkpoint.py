@@ -96,6 +96,17 @@ def test_round_trip_is_bit_for_bit_and_in_place(tmp_path: Path) -> None:
     assert bits(tensors["model.weight"]) == bits(some(3)["model.weight"])
 
 
+def test_blank_tensors_are_as_those_stored_without_a_prefix(tmp_path: Path) -> None:
+    put(tmp_path, 1, 1)
+    latest, expected = load_latest(tmp_path), some(1)
+    assert latest is not None
+    into = latest.blank(without="model.")
+    assert into.keys() == {name for name in expected if not name.startswith("model.")} != set()
+    weights = {name: tensor for name, tensor in blank(expected).items() if name.startswith("model.")}
+    latest.read({**weights, **into})
+    assert {name: bits(tensor) for name, tensor in into.items()} == {name: bits(expected[name]) for name in into}
+
+
 def test_a_state_without_tensors_round_trips(tmp_path: Path) -> None:
     save(tmp_path, 0, {}, {"a": 1}, keep=None)
     latest = load_latest(tmp_path)
