@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from raptr.data import Batch, TrainData, open_store
+from raptr.data import TrainData, open_store
+from raptr.data.batch import Batch
 from raptr.models.bert import SIZES, Bert
-from raptr.objectives import MaskedLM
+from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
 

@@ -41,7 +41,7 @@ from torch.profiler import ProfilerActivity, profile
 from raptr.data import TrainData, open_store
 from raptr.data.batch import Batch
 from raptr.models import bert
-from raptr.objectives import MaskedLM
+from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops

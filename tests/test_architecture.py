@@ -78,7 +78,11 @@ def fault_without_torch(source: Path, room: str) -> str:
     return done.stderr.strip() if done.returncode else ""
 
 
-@pytest.mark.parametrize("room", ["hashing", "settings", "subnetworks", "growth.plan", "methods", "report", "recipes"])
+@pytest.mark.parametrize(
+    "room",
+    ["hashing", "settings", "subnetworks", "growth.plan", "methods", "report", "recipes"]
+    + ["data.prepare", "data.source", "objectives.specials"],
+)
 def test_rooms_without_torch(room: str) -> None:
     assert fault_without_torch(SOURCE, room) == ""
 

@@ -22,7 +22,7 @@ from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.bert import SIZES
-from raptr.objectives import OBJECTIVES, SPECIALS, specials_of
+from raptr.objectives import SPECIALS, specials_of
 from raptr.recipes import RECIPES
 from raptr.report import write_report
 from raptr.settings import load_yaml, nearest, nested, parse_setting
@@ -244,11 +244,10 @@ def prepare(
             say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
         )
     console.print(preparation_table(store))
-    if objective not in OBJECTIVES:
-        return
     recipe = "bert-mini" if torch.cuda.is_available() else "demo"
-    command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
-    console.print(escape(command), highlight=False, soft_wrap=True)
+    config = Config.read(RECIPES[recipe]())
+    if config.objective.name == objective:
+        console.print(escape(next_command(store, recipe, config.data.length)), highlight=False, soft_wrap=True)
 
 
 @app.command()

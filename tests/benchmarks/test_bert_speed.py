@@ -10,9 +10,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import bert_speed
-from raptr.data import Batch, TokenStore, TrainData
+from raptr.data import TokenStore, TrainData
+from raptr.data.batch import Batch
 from raptr.models import bert
-from raptr.objectives import MaskedLM
+from raptr.objectives.mlm import MaskedLM
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

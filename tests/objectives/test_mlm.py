@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raptr.data import Batch, EvalData, TokenStore, TrainData
+from raptr.data import EvalData, TokenStore, TrainData
+from raptr.data.batch import Batch
 from raptr.data.source import Int64s
 from raptr.hashing import bits
-from raptr.objectives import MaskedLM
-from raptr.objectives.mlm import mask, masked_count
+from raptr.objectives.mlm import MaskedLM, mask, masked_count
 
 PAD, CLS, MASK = 0, 2, 4
 ORDINARY = range(5, 100)

@@ -9,9 +9,12 @@ import torch
 import yaml
 from rich.console import Console
 
-from raptr.data import Batch, TokenStore, Vocabulary, Windows
+from raptr.data import TokenStore, Vocabulary, Windows
+from raptr.data.batch import Batch
 from raptr.data.prepare import Document, prepare
-from raptr.objectives import OBJECTIVES, SPECIALS, Objective
+from raptr.objectives import SPECIALS
+from raptr.objectives.contract import Objective
+from raptr.objectives.registry import OBJECTIVES
 from raptr.train.config import Config
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder

@@ -21,7 +21,7 @@ from raptr.methods.pld import PLD
 from raptr.models.bert import Bert, BertConfig
 from raptr.models.export import to_transformers
 from raptr.models.inputs import block_inputs
-from raptr.objectives import MaskedLM
+from raptr.objectives.mlm import MaskedLM
 from raptr.studies import stability
 from raptr.studies.stability import measure, probe_attached, probe_bert, stability_of, study_stability
 from raptr.subnetworks import Subnetwork

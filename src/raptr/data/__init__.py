@@ -1,13 +1,14 @@
-"""Tokens on disk -> the windows of a step: all that training reads. `raptr.data.prepare` writes what is read here."""
+"""Tokens on disk -> the windows of a step: all that training reads. `raptr.data.prepare` writes what is read here.
 
-from raptr.data.batch import Batch
+The names here need no torch.
+"""
+
 from raptr.data.order import permuted
 from raptr.data.source import EvalData, TrainData, Windows
 from raptr.data.store import Domain, Part, TokenStore, open_store
 from raptr.data.tokenizer import Vocabulary
 
 __all__ = [
-    "Batch",
     "Domain",
     "EvalData",
     "Part",

@@ -1,14 +1,22 @@
-"""The special tokens of objectives for decoders.
+"""The special tokens of every objective.
 
-Causal: every document ends with [EOS]. UL2 (Tay et al., 2022): beside these the three mode tokens, for R, S and X
-denoisers in this order, and the sentinels of T5 (Raffel et al., 2020), of which sequences of 512 tokens need 64.
-A vocabulary for UL2 thus serves causal training too. [PAD] is for those who batch texts of different lengths.
+Masked LM: BERT's. Causal: every document ends with [EOS]. UL2 (Tay et al., 2022): beside these the three mode tokens,
+for R, S and X denoisers in this order, and the sentinels of T5 (Raffel et al., 2020), of which sequences of 512 tokens
+need 64. A vocabulary for UL2 thus serves causal training too. [PAD] is for those who batch texts of different lengths.
 """
 
-from raptr.data.tokenizer import Specials
+from raptr.data.tokenizer import BERT, Specials
 
 MODES = ("[NLU]", "[S2S]", "[NLG]")
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 CAUSAL = Specials("causal", ("[PAD]", "[EOS]"), end="[EOS]")
 UL2 = Specials("ul2", (*CAUSAL.tokens, *MODES, *SENTINELS), end="[EOS]")
+SPECIALS: dict[str, Specials] = {specials.objective: specials for specials in (BERT, CAUSAL, UL2)}
+
+
+def specials_of(objective: str) -> Specials:
+    """The special tokens that a vocabulary for this objective has."""
+    if objective not in SPECIALS:
+        raise ValueError(f"objective is {objective!r}. Use one of: {', '.join(SPECIALS)}.")
+    return SPECIALS[objective]

@@ -10,7 +10,10 @@ import torch
 from raptr.data import open_store
 from raptr.methods import Method, make_method
 from raptr.models.bert import SIZES, BertConfig
-from raptr.objectives import OBJECTIVES, SPECIALS, MaskedLM, Objective
+from raptr.objectives import SPECIALS
+from raptr.objectives.contract import Objective
+from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.registry import OBJECTIVES
 from raptr.settings import nearest, read
 from raptr.train.optimizer import OptimizerSettings
 

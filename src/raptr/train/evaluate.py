@@ -7,7 +7,7 @@ from torch import nn
 
 from raptr.data import EvalData
 from raptr.methods import Method
-from raptr.objectives import Objective
+from raptr.objectives.contract import Objective
 from raptr.subnetworks import Subnetwork
 
 DRAWS = 4  # random parts of one size that are averaged

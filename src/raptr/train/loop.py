@@ -28,14 +28,15 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from raptr.data import Batch, EvalData, TokenStore, TrainData, open_store
+from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data.batch import Batch
 from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
 from raptr.models.bert import Bert
-from raptr.objectives import Objective
+from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress

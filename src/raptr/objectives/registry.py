@@ -1,0 +1,6 @@
+"""The objectives that can be trained, by name."""
+
+from raptr.objectives.contract import Objective
+from raptr.objectives.mlm import MaskedLM
+
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (MaskedLM,)}
