@@ -253,8 +253,9 @@ def prepare(
     if objective not in OBJECTIVES:
         return
     recipe = "bert-mini" if torch.cuda.is_available() else "demo"
-    command = next_command(store, recipe, Config.read(RECIPES[recipe]()).data.length)
-    console.print(escape(command), highlight=False, soft_wrap=True)
+    config = Config.read(RECIPES[recipe]())
+    if config.objective.name == objective:
+        console.print(escape(next_command(store, recipe, config.data.length)), highlight=False, soft_wrap=True)
 
 
 @app.command()
