@@ -320,7 +320,8 @@ def compare(
 
     The file names the shared settings, the seeds, the learning rates, the budget and the methods. Full training runs
     at its whole length and at a reduced one, fully decayed. Leaves compare.md, compare.json and compare.png; a
-    comparison that was stopped goes on where it was when the same command is given again.
+    comparison that was stopped goes on where it was when the same command is given again. With --record it goes on
+    from that file alone, without the run folders.
     """
     with importing():
         from raptr.comparison import compare as run_comparison

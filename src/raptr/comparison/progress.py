@@ -114,7 +114,9 @@ class Progress:
         if found is not None:
             check_record(self.record, found, comparison.entries, fingerprint)
             self._finished = {run.key: run for run in read_finished_runs(found)}
+        self._wanted = self._search()
         self._sources = others
+        self._seen: dict[Key, int] = {}  # how many of the others' runs were compared with a run
         self._others = [
             run
             for path in others
@@ -137,10 +139,9 @@ class Progress:
 
     def tasks(self) -> list[Task]:
         """Every run that is wanted by now."""
-        while True:  # what is finished may make the comparison want more, some of it finished too
-            runs = wanted(self.comparison, [run.outcome for run in self._finished.values()])
-            if not self._look(runs):
-                break
+        while self._look(self._wanted):  # what is finished may make the comparison want more, some of it finished too
+            self._wanted = self._search()
+        runs = self._wanted
         return [
             Task(run, self._folder(run), f"{number} of {len(runs)}", self._fingerprint, self.jobs, self._keep)
             for number, run in enumerate(runs, start=1)
@@ -178,6 +179,9 @@ class Progress:
         write_text(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
         return made
 
+    def _search(self) -> list[PlannedRun]:
+        return wanted(self.comparison, [run.outcome for run in self._finished.values()])
+
     def _look(self, runs: Sequence[PlannedRun]) -> bool:
         """Read the runs that were finished since the last look; whether there were any."""
         before = len(self._finished)
@@ -196,7 +200,9 @@ class Progress:
         if read is not None:
             made, outcome = read
             return Finished(outcome, made.config, made.environment)
-        return next((other.named(run.entry.label) for other in self._others if other.fits(run)), None)
+        unseen = self._others[self._seen.get(run.key, 0) :]
+        self._seen[run.key] = len(self._others)
+        return next((other.named(run.entry.label) for other in unseen if other.fits(run)), None)
 
     def _folder(self, run: PlannedRun) -> Path:
         return self.out / RUNS / run.name

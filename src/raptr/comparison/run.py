@@ -146,13 +146,18 @@ def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, Task]
     return ((progress, task) for progress in all_progress for task in progress.unfinished())
 
 
+def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
+    return f"{escape(progress.out.name)}, " if len(all_progress) > 1 else ""
+
+
 def _one_by_one(
     all_progress: Sequence[Progress], stop: StopRequest, console: Console
 ) -> Iterator[tuple[Progress, Task]]:
     """Make the runs in turn until asked to stop; gives each that was made."""
     while not stop.asked and (first := next(_waiting(all_progress), None)):
-        _, task = first
-        console.print(f"run {task.place}: {escape(str(task.run))}", highlight=False)
+        progress, task = first
+        named = _named(progress, all_progress)
+        console.print(f"{named}run {task.place}: {escape(str(task.run))}", highlight=False)
         task.train(stop, console)
         yield first
 
@@ -190,7 +195,8 @@ def _at_once(all_progress: Sequence[Progress], stop: StopRequest, console: Conso
                 for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
                     progress, task = running.pop(future)
                     future.result()
-                    bar.console.print(f"run {task.place} {task.state}: {escape(str(task.run))}", highlight=False)
+                    said = f"{_named(progress, all_progress)}run {task.place} {task.state}: {escape(str(task.run))}"
+                    bar.console.print(said, highlight=False)
                     submit()
                     counted = [(one.finished, one.planned) for one in all_progress]
                     bar.update(shown, completed=sum(n for n, _ in counted), total=sum(n for _, n in counted))
