@@ -32,7 +32,7 @@ with running(attach(model), method.subnetwork(0)):
     model(torch.ones(1, 4, 8)).sum().backward()
 idle(optimizer, "zero")
 optimizer.step()
-cost = {"sequences": 2, "length": 16, "masked": 2}
+cost = {"sequences": 2, "length": 16, "targets": 2}
 assert flops(SIZES["tiny"], method.subnetwork(0), **cost).total > 0
 assert plan(method, SIZES["tiny"], **cost).speedup > 1
 """
