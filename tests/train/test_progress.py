@@ -1,6 +1,7 @@
 """What a run shows while it trains, in a terminal and in a file."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,7 @@ def test_a_long_run_says_how_long_once(clock: Clock) -> None:
             clock.now += 2
     assert output.getvalue().count("16 days more on the CPU") == 1
     assert ("no GPU was found" in output.getvalue()) == (not torch.cuda.is_available())
+    assert re.search(r"Memory: [0-9.]+ GiB", output.getvalue())
 
 
 def test_a_gpu_is_timed_by_what_was_read_back(clock: Clock) -> None:

@@ -5,8 +5,6 @@ stage are not timed, since they compile and allocate. The time of the gradients 
 of the stage's steps, and, on a CPU where a whole batch would take minutes, from a smaller batch to the whole one.
 """
 
-import resource
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -25,6 +23,7 @@ from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import expected_flops, flops
 from raptr.train.loop import Trainer
+from raptr.train.progress import peak_memory
 from raptr.train.run import RunFolder
 from raptr.train.safety import reproducible
 
@@ -104,7 +103,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
         length=config.data.length,
         stages=tuple(stages),
         hours=sum(stage.hours for stage in stages),
-        peak_memory=torch.cuda.max_memory_allocated(device) if cuda else _process_peak(),
+        peak_memory=peak_memory(device),
     )
 
 
@@ -175,12 +174,6 @@ def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials
     manifest = Manifest(vocabulary, dtype, "", (Part("random", 1.0, shards, shards),))
     names = (*specials.tokens, *(f"random{number}" for number in range(first, vocabulary)))
     return TokenStore(folder, manifest, Vocabulary({name: number for number, name in enumerate(names)}))
-
-
-def _process_peak() -> int:
-    """The most memory that this process ever had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _name(device: torch.device) -> str:

@@ -3,6 +3,8 @@
 Time left follows FLOPs, since later stages have slower steps. The first step is not timed: it compiles and allocates.
 """
 
+import resource
+import sys
 import time
 from types import TracebackType
 from typing import Self, final
@@ -124,13 +126,22 @@ class TrainingBar:
         if not self._announced and seconds >= SURE and step >= self._began[2] + 2:
             self._announced = True
             if self._left > LONG:
-                self._say(f"This run will take about {duration(self._left)} more{self._where}.")
+                memory = f"{peak_memory(self._device) / 2**30:.2g} GiB in this stage"
+                self._say(f"This run will take about {duration(self._left)} more{self._where}. Memory: {memory}.")
 
     @property
     def _where(self) -> str:
         if self._device.type == "cuda":
             return ""
         return " on the CPU" if torch.cuda.is_available() else " on the CPU; no GPU was found"
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory, in bytes, that tensors took on a GPU, or the whole process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def duration(seconds: float) -> str:
