@@ -1,0 +1,158 @@
+"""A run of a record once more, by an independent path: is a deficit the method's, or ours?
+
+    python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --seed 0
+
+A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
+no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out by
+`attach` and `running`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
+record. Its result goes to docs/results/evidence/control.json, beside the record's loss of the same seed. The two paths
+differ in their initial weights and in rounding, so they should agree as well as two seeds do.
+"""
+
+import json
+import math
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
+
+from raptr import Shape, attach, idle, make_method, running
+from raptr.comparison.record import load_record
+from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data.batch import Batch
+from raptr.data.tokenizer import Vocabulary
+from raptr.files import write_text
+from raptr.methods import Method
+from raptr.models.attach import Routed
+from raptr.objectives.mlm import MaskedLM
+from raptr.train.run import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+IGNORED = -100  # a label that cross entropy leaves out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="the text of the record, prepared")
+    parser.add_argument("--record", type=Path, default=ROOT / "docs/results/long.json")
+    parser.add_argument("--entry", action="append", required=True, help="an entry of the record; repeatable")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/evidence/control.json")
+    options = parser.parse_args(arguments)
+    record, store = load_record(options.record), open_store(options.data)
+    if record is None:
+        parser.error(f"--record is {options.record}, which does not exist")
+    if store.fingerprint != record["data"]["fingerprint"]:
+        parser.error(f"--data has fingerprint {store.fingerprint}, the record {record['data']['fingerprint']}")
+    for entry in options.entry:
+        if entry not in record["configs"]:
+            parser.error(f"--entry is {entry!r}; the record has {', '.join(record['configs'])}")
+    for entry in options.entry:
+        best = next(row["peak"] for row in record["best"] if row["label"] == entry)
+        same = [
+            run for run in record["runs"] if (run["label"], run["peak"], run["seed"]) == (entry, best, options.seed)
+        ]
+        config = record["configs"][entry]
+        loss = train(config, store, peak=best, seed=options.seed, name=entry)
+        known = json.loads(options.out.read_text("utf-8")) if options.out.exists() else []
+        result = {"entry": entry, "seed": options.seed, "peak": best, "steps": config["train"]["steps"], "loss": loss}
+        result |= {"record": same[0]["loss"] if same else None, "environment": environment()}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(options.out, json.dumps([*known, result], indent=1) + "\n")
+        print(f"{entry}, seed {options.seed}: {loss:.4f}, in the record {result['record']}")
+
+
+def train(config: Mapping[str, Any], store: TokenStore, *, peak: float, seed: int, name: str) -> float:
+    """The held-out loss of the full model after a run with these settings."""
+    settings, size, length = config["train"], config["model"], config["data"]["length"]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(seed)
+    model: nn.Module = stock_model(size, store.vocabulary, length)
+    model.to(device)
+    steps, layers = settings["steps"], size["layers"]
+    given = {key: value for key, value in config["method"].items() if key != "name" and value is not None}
+    method = make_method(config["method"]["name"], shape=Shape(layers=layers), steps=steps, seed=seed, **given)
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    given = config["optimizer"]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": given["weight_decay"]}, {"params": plain, "weight_decay": 0.0}],
+        betas=(given["beta1"], given["beta2"]),
+        eps=given["epsilon"],
+    )
+    objective, routed = MaskedLM(store.vocabulary), attach(model)
+    data = TrainData(store, objective.window(length), settings["batch"], seed)
+    decay = math.ceil(round(given["decay"] * steps, 6))
+    for step in track(range(steps), description=name):
+        rate = peak * min(1.0, (step + 1) / max(1, given["warmup"]), (steps - step) / max(1, decay))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = objective.training(data.windows(step), seed).to(device)
+        with running(routed, method.subnetwork(step)):
+            loss = loss_of(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), given["clip"])
+        idle(optimizer, given["idle"])
+        optimizer.step()
+        optimizer.zero_grad()
+    held_out = EvalData(store, objective.window(length), settings["eval_samples"])
+    return evaluate(routed, objective, held_out, method, steps, batch=settings["batch"], device=device)
+
+
+def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> RobertaPreLayerNormForMaskedLM:
+    """The stock pre-LN encoder of these dimensions, without dropout."""
+    padding = vocabulary["[PAD]"]
+    return RobertaPreLayerNormForMaskedLM(
+        RobertaPreLayerNormConfig(
+            vocab_size=vocabulary.size,
+            hidden_size=size["width"],
+            num_hidden_layers=size["layers"],
+            num_attention_heads=size["heads"],
+            intermediate_size=size["mlp"],
+            max_position_embeddings=positions + padding + 1,  # positions count from there on
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=padding,
+            type_vocab_size=1,
+        )
+    )
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """The stock model's own loss, with labels at the masked positions only."""
+    labels_BS = torch.full_like(batch.tokens_BS, IGNORED).scatter_(1, batch.positions_BM, batch.labels_BM)
+    with torch.autocast(batch.tokens_BS.device.type, torch.bfloat16, enabled=batch.tokens_BS.is_cuda):
+        loss: Tensor = model(input_ids=batch.tokens_BS, labels=labels_BS).loss
+    return loss
+
+
+@torch.no_grad()
+def evaluate(
+    routed: Routed,
+    objective: MaskedLM,
+    held_out: EvalData,
+    method: Method,
+    steps: int,
+    *,
+    batch: int,
+    device: torch.device,
+) -> float:
+    """The mean loss over the held-out windows."""
+    total, count = 0.0, 0
+    with running(routed, method.evaluated(steps)):
+        for domain in held_out.domains:
+            for windows in held_out.windows(domain, batch):
+                piece = objective.evaluation(windows).to(device)
+                total += float(loss_of(routed.model, piece)) * len(piece.tokens_BS)
+                count += len(piece.tokens_BS)
+    return total / count
+
+
+if __name__ == "__main__":
+    main()
