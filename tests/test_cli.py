@@ -3,25 +3,15 @@
 import json
 import platform
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from raptr.cli import main
 from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.train.config import Config
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["raptr", *arguments])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+from tests.commands import call
 
 
 def test_from_command_to_report(

@@ -15,7 +15,6 @@ import yaml
 from rich.console import Console
 
 from raptr import compare
-from raptr.cli import main
 from raptr.comparison import read_comparison
 from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
@@ -24,6 +23,7 @@ from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
+from tests.commands import call
 from tests.comparison.tiny import Killed, asked, at_step, kill, numbers
 
 QUIET = Console(quiet=True)
@@ -244,13 +244,6 @@ def test_models_are_kept_on_request(store: TokenStore, tmp_path: Path) -> None:
         assert checkpoint.steps(tmp_path / "runs" / name / "checkpoints") == [8]
     compare(asked(store, entries=entries, seeds=[0]), tmp_path, console=QUIET)
     assert checkpoint.steps(tmp_path / "runs" / name / "checkpoints") == [8]  # nothing that was kept is dropped later
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["raptr", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def test_the_command(

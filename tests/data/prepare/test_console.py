@@ -1,21 +1,11 @@
 """What `raptr prepare` says at its end is a command that works as it stands."""
 
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from raptr.cli import main
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["raptr", *arguments])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+from tests.commands import call
 
 
 def book(folder: Path, paragraphs: int) -> None:
