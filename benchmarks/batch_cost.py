@@ -20,8 +20,8 @@ import torch
 
 from raptr.data import TrainData, open_store
 from raptr.data.batch import Batch
-from raptr.models.bert import Bert
-from raptr.models.sizes import SIZES
+from raptr.models.bert.config import SIZES
+from raptr.models.bert.model import Bert
 from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
@@ -55,7 +55,7 @@ def main() -> None:
 
     def train(batch: Batch) -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(batch, part)
+            loss = model(batch, model.inputs(part))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -41,8 +41,8 @@ from torch.profiler import ProfilerActivity, profile
 from raptr.data import open_store
 from raptr.data.batch import Batch
 from raptr.data.source import TrainData
-from raptr.models import bert
-from raptr.models.sizes import SIZES, BertConfig
+from raptr.models.bert import model as bert
+from raptr.models.bert.config import SIZES, BertConfig
 from raptr.objectives.mlm import MaskedLM
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config

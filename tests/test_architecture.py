@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raptr.methods import METHODS
+from raptr.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "raptr"
@@ -87,7 +88,8 @@ def fault_without_torch(source: Path, room: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "room", ["files", "hashing", "settings", "subnetworks", "growth.plan", "methods", "report", "recipes"]
+    "room",
+    ["files", "hashing", "settings", "subnetworks", "growth.plan", "methods", "models.registry", "report", "recipes"],
 )
 def test_rooms_without_torch(room: str) -> None:
     assert fault_without_torch(SOURCE, room) == ""
@@ -99,6 +101,17 @@ def test_torch_is_found_behind_another_room(tmp_path: Path) -> None:
         file.write("\nimport torch\n")
     assert "hashing.py" in fault_without_torch(broken, "subnetworks")
     assert fault_without_torch(broken, "report") == ""
+
+
+@pytest.mark.parametrize("room", ["train", "comparison", "studies/stability.py", "cli.py"])
+def test_what_trains_names_no_family_of_models(room: str) -> None:
+    place = SOURCE / room
+    for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        packages = {name.split(".")[2] for name in imports(path) if name.startswith("raptr.models.")}
+        assert packages.isdisjoint(FAMILIES), path
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        words = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert not [word for word in words if any(family in word.lower() for family in FAMILIES)], path
 
 
 def test_methods_know_plans_of_growth_not_tensors() -> None:

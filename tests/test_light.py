@@ -21,7 +21,7 @@ PACKAGES = {"yaml": "PyYAML"}  # whose name is not their module's
 OWN_LOOP = """
 import torch
 from raptr import Schedule, Shape, attach, flops, idle, make_method, plan, running
-from raptr.models.sizes import SIZES
+from raptr.models.bert.config import SIZES
 
 schedule = Schedule.recommended(layers=6, steps=100)
 method = make_method("raptr", shape=Shape(layers=6), schedule=schedule)

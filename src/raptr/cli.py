@@ -21,7 +21,7 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
-from raptr.models.sizes import SIZES
+from raptr.models.registry import FAMILIES, sizes_help
 from raptr.objectives import SPECIALS, specials_of
 from raptr.recipes import RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
@@ -48,7 +48,8 @@ AverageOption = Annotated[
 ]
 FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
 MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
-SizeOption = Annotated[str | None, typer.Option(help=f"The model: {', '.join(SIZES)}.")]
+FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
+SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,6 +87,7 @@ def pretrain(
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
+    family: FamilyOption = None,
     size: SizeOption = None,
     steps: StepsOption = None,
     batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step.")] = None,
@@ -107,7 +109,7 @@ def pretrain(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and the plan, train nothing.")] = False,
 ) -> None:
-    """Pretrain a BERT: without options a tiny one, with RaPTr, on the text of the Python standard library.
+    """Pretrain a model: without options a tiny BERT, with RaPTr, on the text of the Python standard library.
 
     A run that was stopped continues when the same command is given again.
     """
@@ -116,6 +118,7 @@ def pretrain(
         "method.lengths": lengths,
         "method.average": average,
         "method.full_start": full_start,
+        "model.family": family,
         "model.size": size,
         "train.steps": steps,
         "train.batch": batch,
@@ -169,7 +172,8 @@ def plan(
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
-    size: Annotated[str, typer.Option(help=f"The model: {', '.join(SIZES)}.")] = "base",
+    family: FamilyOption = None,
+    size: SizeOption = "base",
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
     settings: SetOption = None,
@@ -185,6 +189,7 @@ def plan(
         "method.lengths": lengths,
         "method.average": average,
         "method.full_start": full_start,
+        "model.family": family,
         "model.size": size,
         "model.layers": layers,
         "train.steps": steps,

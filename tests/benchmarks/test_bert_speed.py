@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import bert_speed
 from raptr.data import TokenStore, TrainData
 from raptr.data.batch import Batch
-from raptr.models import bert
-from raptr.models.sizes import SIZES, BertConfig
+from raptr.models.bert import model as bert
+from raptr.models.bert.config import SIZES, BertConfig
 from raptr.objectives.mlm import MaskedLM
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.

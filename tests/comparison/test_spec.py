@@ -195,14 +195,14 @@ def test_initial_weights_are_set_for_all_entries_or_for_one() -> None:
     entries = {"raptr": {"name": "raptr"}, "own": {"name": "raptr", "model": {"init": "bert"}}}
     asked = given(entries=entries)
     asked["settings"]["model"]["init"] = "fan-in"
-    made = {entry.label: entry.config.model for entry in read_comparison(asked).entries}
-    assert {label: model.init for label, model in made.items()} == {
+    made = {entry.label: entry.config.mapping()["model"] for entry in read_comparison(asked).entries}
+    assert {label: model["init"] for label, model in made.items()} == {
         FULL: "fan-in",
         REDUCED: "fan-in",
         "raptr": "fan-in",
         "own": "bert",
     }
-    assert len({model.layers for model in made.values()}) == 1
+    assert len({model["layers"] for model in made.values()}) == 1
 
 
 def test_a_budget_below_one_step() -> None:

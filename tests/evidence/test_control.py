@@ -11,9 +11,9 @@ from evidence import control
 from raptr import compare
 from raptr.data import TokenStore
 from raptr.data.tokenizer import Vocabulary
-from raptr.models.bert import Bert
-from raptr.models.export import to_transformers
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
+from raptr.models.bert.export import to_transformers
+from raptr.models.bert.model import Bert
 from raptr.subnetworks import Subnetwork
 from tests.comparison.tiny import asked
 

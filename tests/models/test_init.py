@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from raptr.models.bert import Bert
+from raptr.models.bert.config import SIZES
+from raptr.models.bert.model import Bert
 from raptr.models.init import initialise
 from raptr.models.roles import roles
-from raptr.models.sizes import SIZES
 
 
 class Odd(nn.Module):
@@ -60,8 +60,8 @@ def parameters(**settings: object) -> dict[str, torch.Tensor]:
     ("name", "deviation"),
     [
         ("tokens.weight", 128**-0.5),
-        ("positions.weight", 128**-0.5),
-        ("head_dense.weight", 128**-0.5),
+        ("embedding.positions.weight", 128**-0.5),
+        ("head.dense.weight", 128**-0.5),
         ("blocks.3.qkv.weight", 128**-0.5),
         ("blocks.3.mlp_in.weight", 128**-0.5),
         ("blocks.3.attention_out.weight", (128 * 2 * 6) ** -0.5),

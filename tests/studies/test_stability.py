@@ -19,13 +19,12 @@ from raptr.data import TokenStore
 from raptr.data.batch import Batch
 from raptr.data.source import EvalData
 from raptr.methods.pld import PLD
-from raptr.models.bert import Bert
-from raptr.models.export import to_transformers
-from raptr.models.inputs import block_inputs
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
+from raptr.models.bert.export import to_transformers
+from raptr.models.bert.model import Bert
 from raptr.objectives.mlm import MaskedLM
 from raptr.studies import stability
-from raptr.studies.stability import measure, probe_attached, probe_bert, stability_of, study_stability
+from raptr.studies.stability import measure, probe_attached, probe_model, stability_of, study_stability
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
@@ -76,21 +75,22 @@ def batch_of(vocabulary: int, rows: int = 3, shift: int = 0) -> Batch:
 @torch.no_grad()
 def by_hand(model: Bert, batch: Batch, kept: list[int]) -> tuple[list[Tensor], float]:
     """Hidden states and loss of the listed layers, run in a plain loop."""
-    x = model.embedding_norm(model.tokens(batch.tokens_BS) + model.positions.weight[: batch.tokens_BS.shape[1]])
+    positions = model.embedding.positions.weight[: batch.tokens_BS.shape[1]]
+    x = model.embedding.norm(model.tokens(batch.tokens_BS) + positions)
     states = []
-    inputs = dict(block_inputs(Subnetwork.full(len(model.blocks)), x))
+    inputs = model.inputs(Subnetwork.full(len(model.blocks))).blocks
     for layer in kept:
         x = model.blocks[layer](x, inputs[layer])
         states.append(x)
-    y = model.final_norm(x)[torch.arange(len(x)).unsqueeze(1), batch.positions_BM]
-    y = model.head_norm(torch.nn.functional.gelu(model.head_dense(y)))
+    y = model.head.final_norm(x)[torch.arange(len(x)).unsqueeze(1), batch.positions_BM]
+    y = model.head.norm(torch.nn.functional.gelu(model.head.dense(y)))
     scores = y @ model.tokens.weight.T + model.head_bias
     return states, torch.nn.functional.cross_entropy(scores.flatten(0, 1), batch.labels_BM.flatten()).item()
 
 
 def test_our_model_equals_a_computation_by_hand() -> None:
     model, batch = model_of(60), batch_of(60)
-    found = measure(probe_bert(model), batch)
+    found = measure(probe_model(model), batch)
     states, loss = by_hand(model, batch, list(range(LAYERS)))
     final = states[-1]
     assert found["norms"] == pytest.approx([state.norm(dim=-1).mean().item() for state in states], rel=1e-5)
@@ -117,7 +117,7 @@ def test_a_stock_model_on_the_same_weights_gives_the_same_numbers(store: TokenSt
     model = model_of(size)
     stock = to_transformers(model, Subnetwork.full(LAYERS), store.vocabulary)
     batches = [batch_of(size), batch_of(size, rows=2, shift=11)]
-    mine = stability.stability(probe_bert(model), batches)
+    mine = stability.stability(probe_model(model), batches)
     stock.train()
     theirs = stability_of(stock, [stock_batch(batch) for batch in batches])
     assert stock.training, "the model is left as it was"
@@ -162,7 +162,7 @@ def test_a_stock_bert_and_a_batch_without_labels() -> None:
     with pytest.raises(ValueError, match="no batch"):
         stability_of(BertForMaskedLM(config), [])
     with pytest.raises(ValueError, match=r"1 layer.* 2 "):
-        measure(probe_bert(model_of(60, layers=1)), batch_of(60))
+        measure(probe_model(model_of(60, layers=1)), batch_of(60))
 
 
 def made(power: float, growth: float, loss: float, weight: int, layers: int = 8) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def test_the_whole_model_is_unscaled_whatever_the_run_judges(
     result = json.loads((folder / "result.json").read_text())
     found = checkpoint.load_latest(run / "checkpoints")
     assert found is not None
-    model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
+    model = config.model.build(store.vocabulary.size, LENGTH).build(seed=0).eval()
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     held_out = MaskedLM(store.vocabulary), EvalData(store, LENGTH - 1, 8)
     plain = evaluate(model, *held_out, Subnetwork.full(LAYERS), batch=4).loss
@@ -285,7 +285,7 @@ def test_parts_are_scaled_as_the_last_step_scaled_them(store: TokenStore, tmp_pa
     scales = tuple(0.0 if layer == 2 else 1 / p for layer, p in enumerate(method.keep(2)))
     found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")
     assert found is not None
-    model = Bert(config.model.build(store.vocabulary.size, LENGTH), seed=0).eval()
+    model = config.model.build(store.vocabulary.size, LENGTH).build(seed=0).eval()
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     held_out = MaskedLM(store.vocabulary), EvalData(store, LENGTH - 1, 8)
     expected = evaluate(model, *held_out, Subnetwork(scales, scaled="branches"), batch=4).loss

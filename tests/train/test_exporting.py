@@ -24,12 +24,13 @@ from transformers import (
 
 from raptr.data import TokenStore
 from raptr.data.tokenizer import BERT
-from raptr.models.bert import Bert
+from raptr.models.bert.model import Bert
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
 from raptr.train.exporting import export, export_trained, judged, spread
 from raptr.train.loop import pretrain
+from tests.walks import hidden
 
 QUIET = Console(quiet=True)
 STEPS, LAYERS, LENGTH = 8, 6, 16
@@ -65,7 +66,8 @@ def our_model(run: Path, store: TokenStore, step: int) -> Bert:
     stored: dict[str, Tensor] = {}
     for file in (run / "checkpoints" / f"step-{step}").glob("*.safetensors"):
         stored |= load_file(file)
-    model = Bert(settings(store).model.build(store.vocabulary.size, LENGTH)).eval()
+    model = settings(store).model.build(store.vocabulary.size, LENGTH).build(seed=0).eval()
+    assert isinstance(model, Bert)
     model.load_state_dict({name: stored[f"model.{name}"] for name, _ in model.named_parameters()})
     return model
 
@@ -77,7 +79,7 @@ def assert_same_model(folder: Path, model: Bert, subnetwork: Subnetwork) -> None
     tokens = torch.arange(len(BERT.tokens), len(BERT.tokens) + LENGTH).repeat(2, 1)
     theirs = stock.roberta_prelayernorm(input_ids=tokens).last_hidden_state
     assert stock.config.num_hidden_layers == subnetwork.size
-    torch.testing.assert_close(theirs, model.hidden(tokens, subnetwork), atol=1e-5, rtol=0)
+    torch.testing.assert_close(theirs, hidden(model, tokens, subnetwork), atol=1e-5, rtol=0)
 
 
 def test_export_of_the_newest_checkpoint(run: Path, store: TokenStore) -> None:
@@ -270,8 +272,9 @@ def test_refusals(run: Path, store: TokenStore, tmp_path: Path) -> None:
 
 
 def test_export_of_a_model_in_memory(store: TokenStore, tmp_path: Path) -> None:
-    model = Bert(settings(store).model.build(store.vocabulary.size, LENGTH), seed=5).eval()
+    model = settings(store).model.build(store.vocabulary.size, LENGTH).build(seed=5).eval()
     part = Subnetwork((0.5, 0.0, 1.0, 0.0, 0.0, 2.0), scaled="branches")
     folder = export_trained(model, part, store.path / "tokenizer.json", tmp_path / "deep" / "out", "a card\n")
+    assert isinstance(model, Bert)
     assert_same_model(folder, model, part)
     assert (folder / "README.md").read_text() == "a card\n"

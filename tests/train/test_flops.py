@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raptr.data.batch import Batch
 from raptr.methods import make_method
-from raptr.models.bert import Bert
-from raptr.models.sizes import SIZES, BertConfig
+from raptr.models.bert.config import SIZES, BertConfig
+from raptr.models.bert.model import Bert
 from raptr.subnetworks import Subnetwork
 from raptr.train.flops import flops, planned_flops
 from raptr.train.plan import plan
@@ -43,7 +43,7 @@ def test_closed_form_equals_the_counter(
     )
     # the plain kernel: fused ones are counted by other conventions, or on the CPU not at all
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(batch, subnetwork).backward()
+        model(batch, model.inputs(subnetwork)).backward()
     count = flops(config, subnetwork, sequences=sequences, length=length, targets=targets)
     assert counter.get_total_flops() == count.total
     assert 0 <= count.layers < count.total

@@ -15,7 +15,7 @@ from raptr.growth import Growth
 from raptr.growth import apply as growth_apply
 from raptr.methods import METHODS
 from raptr.methods.growing import Growing
-from raptr.models.bert import Bert
+from raptr.models.model import Model
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
@@ -25,6 +25,7 @@ from raptr.train.loop import Trainer, pretrain
 from raptr.train.plan import plan
 from raptr.train.run import RunFolder
 from tests.train.legs import QUIET, differing, leg, records, snapshot
+from tests.walks import scores
 
 CPU = torch.device("cpu")
 STEPS, GROWTHS = 16, (4, 8, 12)  # 3-4-5-6 in four equal stages
@@ -191,7 +192,7 @@ def test_methods_that_are_one_train_bit_for_bit_alike(
 def logits(trainer: Trainer, subnetwork: Subnetwork) -> Tensor:
     trainer.model.eval()
     with torch.no_grad():
-        return trainer.model.logits(trainer.batch(0), subnetwork)
+        return scores(trainer.model, trainer.batch(0), subnetwork)
 
 
 @pytest.mark.usefixtures("float64")
@@ -218,10 +219,10 @@ def test_what_growth_promises_to_leave_as_it_is(
     assert ((after - before).abs().max().item() <= 1e-10) == preserving
 
 
-def by_hand(trainer: Trainer, sources: Sequence[int]) -> tuple[Bert, torch.optim.AdamW]:
+def by_hand(trainer: Trainer, sources: Sequence[int]) -> tuple[Model, torch.optim.AdamW]:
     """A model built large, given copies of the layers and of their optimizer state with torch's own means."""
     small, old = trainer.model, trainer.optimizer.state_dict()
-    large = Bert(replace(small.config, layers=len(sources)))
+    large = replace(small.config, layers=len(sources)).build(seed=0)
     rest = {name: value for name, value in small.state_dict().items() if not name.startswith("blocks.")}
     large.load_state_dict(rest, strict=False)
     for block, source in zip(large.blocks, sources, strict=True):
@@ -260,7 +261,7 @@ def test_after_growth_the_optimizer_goes_on_as_if_the_model_had_always_been_larg
         for each, steps in ((model, optimizer), (trainer.model, trainer.optimizer)):
             for group in steps.param_groups:
                 group["lr"] = 0.01
-            each(trainer.batch(step), full).backward()
+            each(trainer.batch(step), each.inputs(full)).backward()
             steps.step()
             steps.zero_grad()
     assert differing(model.state_dict(), trainer.model.state_dict()) == []
@@ -276,7 +277,7 @@ def test_whose_first_update_is_that_of_a_fresh_optimizer(
 ) -> None:
     trainer = before_growth(config(store, {"name": name, "moments": moments}), store, tmp_path)
     trainer.grow(trainer.method.shape(trainer.step))
-    trainer.model(trainer.batch(4), Subnetwork.full(4)).backward()
+    trainer.model(trainer.batch(4), trainer.model.inputs(Subnetwork.full(4))).backward()
     updates = []
     for block in (0, 3):
         own = [parameter for parameter in trainer.model.blocks[block].parameters() if parameter.ndim >= 2]

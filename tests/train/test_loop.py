@@ -178,7 +178,7 @@ def test_a_bad_number_is_not_evaluated(store: TokenStore, tmp_path: Path) -> Non
     with folder.opened(chosen):
         trainer = Trainer(chosen, folder, store, CPU)
         with torch.no_grad():
-            trainer.model.head_bias.fill_(torch.nan)
+            trainer.parameters[0].fill_(torch.nan)
         trainer.step = 1  # past the evaluation of a model that has not trained
         with pytest.raises(Diverged, match="step 1 "):
             trainer.train(STEPS, QUIET)

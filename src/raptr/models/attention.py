@@ -54,8 +54,11 @@ def self_attention(
 def attend(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, segments: Segments | None) -> Tensor:
     """Scaled dot-product attention, (B, H, S, K)."""
     if segments is not None and segments.blocks is not None:
-        flex = flex_attention if torch.compiler.is_compiling() else _flex()
-        attended: Tensor = flex(q_BHSK, k_BHSK, v_BHSK, block_mask=segments.blocks)
+        if torch.compiler.is_compiling():
+            attended: Tensor = flex_attention(q_BHSK, k_BHSK, v_BHSK, block_mask=segments.blocks)
+        else:
+            with torch.compiler.set_stance("default"):  # evaluation runs uncompiled but for this
+                attended = _flex()(q_BHSK, k_BHSK, v_BHSK, block_mask=segments.blocks)
         return attended
     return F.scaled_dot_product_attention(
         q_BHSK, k_BHSK, v_BHSK, attn_mask=None if segments is None else segments.dense_B1SS

@@ -16,7 +16,7 @@ numbers, and any shard can be made by itself.
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,27 +24,34 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raptr.hashing import bits, mix_array
+from raptr.models.contract import Init
 from raptr.models.roles import roles
-from raptr.models.sizes import Init
 
 BERT = 0.02
 CHUNK = 1 << 20  # bounds the memory of the float64 intermediates
 
 
 def initialise(
-    model: nn.Module, seed: int, *, init: Init = "bert", layers: int = 1, outputs: Sequence[str] = ()
+    model: nn.Module,
+    seed: int,
+    *,
+    init: Init = "bert",
+    layers: int = 1,
+    outputs: Sequence[str] = (),
+    drawn_as: Mapping[str, str] | None = None,
 ) -> None:
     """Set every parameter of the model to its initial value, in place; one of no known role is an error.
 
-    `outputs` names the modules that write to the residual stream of a model with so many layers.
+    `outputs` names the modules that write to the residual stream of a model with so many layers; `drawn_as` gives the
+    names that key the random numbers of parameters, where those are not their own.
     """
-    known = roles(model)
+    known, keys = roles(model), drawn_as or {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if known[name] in ("matrix", "embedding"):
                 residual = not set(outputs).isdisjoint(name.split("."))
                 deviation = BERT if init == "bert" else fan_in(parameter.shape[1], layers if residual else None)
-                values = normal(seed, name, parameter.numel()) * np.float32(deviation)
+                values = normal(seed, keys.get(name, name), parameter.numel()) * np.float32(deviation)
                 parameter.copy_(torch.from_numpy(values).view(parameter.shape))
             else:
                 parameter.fill_(1 if known[name] == "gain" else 0)

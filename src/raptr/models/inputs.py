@@ -1,4 +1,4 @@
-"""A subnetwork as tensors: what each running block is handed.
+"""A subnetwork as tensors: what a forward pass is given beside the batch.
 
 Scales and indices reach a block only as tensors: a compiled block would be compiled anew for each Python
 number. None stands where there is nothing to scale or to choose, so that a full layer is called plainly.
@@ -25,6 +25,14 @@ class BlockInputs:
     mlp_scale: Tensor | None
     heads_H: Tensor | None
     parts_P: Tensor | None
+
+
+class Inputs(NamedTuple):
+    """The layers that run, ascending, what each is given, and the precision of the residual stream (None: any)."""
+
+    kept: tuple[int, ...]
+    blocks: Sequence[BlockInputs]
+    stream: torch.dtype | None = None
 
 
 class Packed(NamedTuple):
@@ -76,19 +84,6 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     for row in range(sign.size):
         layer, attention, mlp = (packed.scales_K3[row, c] if used else None for c, used in enumerate(sign.scaled))
         yield BlockInputs(layer, attention, mlp, heads[row], parts[row])
-
-
-def block_inputs(subnetwork: Subnetwork, like: Tensor) -> Iterator[tuple[int, BlockInputs]]:
-    """The layers that run, each with the inputs that it needs itself, on the device of `like`."""
-    packed = pack(subnetwork, like.dtype).to(like.device)
-    for layer, given in zip(subnetwork.kept, unpack(packed, signature(subnetwork)), strict=True):
-        one, two, three = (
-            None if number == 1 else scale
-            for number, scale in zip(
-                _scales(subnetwork, layer), (given.layer_scale, given.attention_scale, given.mlp_scale), strict=True
-            )
-        )
-        yield layer, BlockInputs(one, two, three, given.heads_H, given.parts_P)
 
 
 def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float]:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from raptr.data.batch import Batch
 from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
-from raptr.models.bert import Bert
+from raptr.models.model import Model
 from raptr.studies.contract import parts, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
@@ -71,12 +71,12 @@ class Probe:
         return Subnetwork(tuple(float(other != layer) for other in range(len(self.blocks))))
 
 
-def probe_bert(model: Bert, trained: Callable[[int], Subnetwork] | None = None) -> Probe:
-    """This project's BERT; batches are `Batch`."""
+def probe_model(model: Model, trained: Callable[[int], Subnetwork] | None = None) -> Probe:
+    """A model of this project; batches are `Batch`."""
     device = next(model.parameters()).device
 
     def loss(batch: Batch, subnetwork: Subnetwork) -> Tensor:
-        value: Tensor = model(batch.to(device), subnetwork)
+        value: Tensor = model(batch.to(device), model.inputs(subnetwork))
         return value
 
     return Probe(list(model.blocks), loss, lambda _: None, lambda batch: len(batch.labels_BM), trained)
@@ -213,7 +213,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     def trained(layer: int) -> Subnetwork:
         return loaded.method.trained([other != layer for other in range(layers)], found.step)
 
-    probe = probe_bert(model, trained)
+    probe = probe_model(model, trained)
     objective = config.objective.kind(store.vocabulary)
     window, isolate = objective.window(config.data.length), config.data.isolate_documents
     held_out = EvalData(store, window, batches * settings.batch, isolate=isolate)

@@ -9,18 +9,20 @@ import torch
 
 from raptr.data import open_store
 from raptr.methods import Method, make_method
-from raptr.models.sizes import SIZES, BertConfig, Init
+from raptr.models.contract import Family, ModelConfig
+from raptr.models.registry import FAMILIES
 from raptr.objectives import SPECIALS
 from raptr.objectives.contract import Objective
-from raptr.objectives.mlm import MaskedLM
 from raptr.objectives.registry import OBJECTIVES
-from raptr.settings import nearest, read
+from raptr.settings import nearest, read, values
 from raptr.train.optimizer import OptimizerSettings
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 Form = Literal["auto", "skip", "gather"]
-DIMENSIONS = ("layers", "width", "heads", "head_size", "mlp", "parts")  # of model.size, unless given
+FAMILY = next(iter(FAMILIES))  # unless given
+FROM_DATA = ("vocabulary", "positions")  # dimensions of a model that are no settings
+NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
 MOST_LAYERS, MOST_WIDE, MOST = 10_000, 2**20, 2**31  # more is a slip, and would fill the memory or overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
 FREE = {"free": True}  # a resume may change it: only rounding follows from it (the data's fingerprint is compared)
@@ -30,30 +32,54 @@ ROUNDING = ("train.device", "train.precision")  # a resume changes them only whe
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A named size, any dimension of which may be replaced, and the initial weights."""
+    """A family and a named size of it, any dimension of which may be replaced; `given` are those replaced."""
 
-    size: str = "tiny"
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    head_size: int | None = None
-    mlp: int | None = None
-    parts: int | None = None
-    dropout: float = 0.0
-    init: Init = "bert"  # standard deviations of the initial weights: models/init.py
+    family: str = FAMILY
+    size: str = ""  # the family's first
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, SIZES)}allowed: {', '.join(SIZES)}")
-        for name in DIMENSIONS:
-            value, most = getattr(self, name), MOST_LAYERS if name == "layers" else MOST_WIDE
-            if value is not None and not 1 <= value <= most:
+        if self.family not in FAMILIES:
+            near = nearest(self.family, FAMILIES)
+            raise ValueError(f"model.family is {self.family!r}; {near}allowed: {', '.join(FAMILIES)}")
+        sizes = self.kind.sizes
+        if not self.size:
+            object.__setattr__(self, "size", next(iter(sizes)))
+        if self.size not in sizes:
+            raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, sizes)}allowed: {', '.join(sizes)}")
+        for name, value in self.given.items():
+            most = MOST_LAYERS if name == "layers" else MOST_WIDE
+            if type(value) is int and not 1 <= value <= most:
                 raise ValueError(f"model.{name} is {value}; a whole number from 1 to {most} is allowed")
 
-    def build(self, vocabulary: int, positions: int) -> BertConfig:
+    @classmethod
+    def read(cls, settings: object) -> "ModelSettings":
+        """Read the section `model`, whose keys are family, size and the family's own settings."""
+        if not isinstance(settings, Mapping):
+            raise ValueError(f"model is {settings!r}; a mapping is allowed")
+        names = ("family", "size")
+        made = read(cls, {key: settings[key] for key in names if key in settings}, "model.")
+        known = [entry.name for entry in fields(made.kind.config) if entry.name not in FROM_DATA]
+        for key in settings:
+            if key not in (*names, *known):
+                allowed = ", ".join((*names, *known))
+                raise ValueError(f"Unknown setting model.{key}; {nearest(key, known)}allowed: {allowed}")
+        given = {key: settings[key] for key in known if settings.get(key) is not None}
+        return replace(made, given=values(made.kind.config, given, "model."))
+
+    @property
+    def kind(self) -> Family:
+        """The family."""
+        return FAMILIES[self.family]
+
+    def build(self, vocabulary: int, positions: int) -> ModelConfig:
         """The model's dimensions."""
-        given = {name: value for name, value in asdict(self).items() if name != "size" and value is not None}
-        return replace(SIZES[self.size], **given, vocabulary=vocabulary, positions=positions)
+        return replace(self.kind.sizes[self.size], **self.given, vocabulary=vocabulary, positions=positions)
+
+    def mapping(self, dimensions: ModelConfig) -> dict[str, Any]:
+        """All settings, with the dimensions as they were decided."""
+        sizes = {key: value for key, value in asdict(dimensions).items() if key not in FROM_DATA}
+        return {"family": self.family, "size": self.size, **sizes}
 
 
 @dataclass(frozen=True)
@@ -82,9 +108,11 @@ class DataSettings:
 class ObjectiveSettings:
     """What the model learns to predict."""
 
-    name: str = MaskedLM.name
+    name: str = ""  # the first that the family can learn
 
     def __post_init__(self) -> None:
+        if not self.name:
+            return
         if self.name in SPECIALS and self.name not in OBJECTIVES:
             raise ValueError(
                 f"objective.name is {self.name}, for which data can be prepared but no model trained yet. "
@@ -220,6 +248,14 @@ class Config:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
+        learnt = self.model.kind.objectives
+        if not self.objective.name:
+            object.__setattr__(self, "objective", ObjectiveSettings(learnt[0]))
+        if self.objective.name not in learnt:
+            raise ValueError(
+                f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
+                f"{', '.join(learnt)}"
+            )
         self.optimizer.check_steps(self.train.steps)
         dimensions = self.model.build(self.data.vocabulary, self.data.length)
         self.make_method(dimensions)
@@ -241,18 +277,18 @@ class Config:
         """Make a configuration from nested mappings (a YAML file's); unknown keys are errors."""
         kinds = {
             "train": TrainSettings,
-            "model": ModelSettings,
             "data": DataSettings,
             "objective": ObjectiveSettings,
             "optimizer": OptimizerSettings,
         }
+        allowed = (*kinds, "model", "method")
         for key in given:
-            if key not in (*kinds, "method"):
-                allowed = (*kinds, "method")
+            if key not in allowed:
                 raise ValueError(
                     f"{key} is no section of the configuration; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
                 )
         sections: dict[str, Any] = {key: read(kind, given.get(key, {}), f"{key}.") for key, kind in kinds.items()}
+        sections["model"] = ModelSettings.read(given.get("model", {}))
         method = given.get("method", {"name": "raptr"})
         if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
             raise ValueError(f"method is {method!r}; a mapping with a name is allowed")
@@ -261,9 +297,9 @@ class Config:
     def mapping(self) -> dict[str, Any]:
         """The configuration as nested plain mappings, complete with defaults and the model's dimensions."""
         dimensions = self.model.build(self.data.vocabulary, self.data.length)
-        method, sizes = self.make_method(dimensions), asdict(dimensions)
+        method = self.make_method(dimensions)
         return {
-            "model": {key: sizes.get(key, value) for key, value in asdict(self.model).items()},
+            "model": self.model.mapping(dimensions),
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
             "objective": asdict(self.objective),
@@ -284,7 +320,7 @@ class Config:
         """The same, `auto` replaced by the device and the precision that this machine gets."""
         return replace(self, train=self.train.resolved())
 
-    def make_method(self, dimensions: BertConfig) -> Method:
+    def make_method(self, dimensions: ModelConfig) -> Method:
         """The training method for a model of these dimensions."""
         settings = {key: value for key, value in self.method.items() if key != "name"}
         for key in COMMON:
@@ -308,16 +344,17 @@ def _has_bfloat16(device: torch.device) -> bool:
 def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings with the later ones in their place.
 
-    Where a method is named later, no setting of an earlier one carries over; where a size is, no dimension.
+    Where a method is named later, no setting of an earlier one carries over; where a size or a family is, no dimension.
     """
     result: dict[str, Any] = dict(settings)
-    for section, values in later.items():
+    for section, given in later.items():
         kept = dict(settings.get(section, {}))
-        if section == "method" and "name" in values:
+        if section == "method" and "name" in given:
             kept = {}
-        if section == "model" and "size" in values:
-            kept = {key: value for key, value in kept.items() if key not in DIMENSIONS}
-        result[section] = {**kept, **values}
+        if section == "model" and not {"family", "size"}.isdisjoint(given):
+            carried = NO_DIMENSIONS if "family" in given else ("family", *NO_DIMENSIONS)
+            kept = {key: value for key, value in kept.items() if key in carried}
+        result[section] = {**kept, **given}
     return result
 
 

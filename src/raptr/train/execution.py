@@ -5,34 +5,33 @@ k layers that run into k slots and runs those, so that every subset of one size 
 operations: on a GPU it is captured once as a CUDA graph and replayed, and a step no longer waits for Python to
 launch its kernels. The gradients of the slots are the gradients of the layers.
 
+The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
+
 The order of wrapping, from the inside: a block, compiled by itself (never the whole model: each subset would be
 another graph); the recomputation of activations around it; the CUDA graph around everything.
 
-Compiled code is the same for all steps of a stage: a scale that any running layer has is handed to all of them.
+Compiled code is the same for all steps of a stage: a scale that any running layer has is handed to all of them. All
+blocks share one compiled code, in every model of the process.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any, NamedTuple, final
+from functools import partial
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
-from raptr.models.attention import make_segments
-from raptr.models.bert import Bert, Block
-from raptr.models.inputs import BlockInputs, Packed, Signature, pack, signature, unpack
+from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
+from raptr.models.model import Model
 from raptr.models.roles import roles
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import TrainSettings
 
 WARM_UP = 2  # runs of each block before a graph is captured: compilation, and what libraries set up on first use
 VERSIONS = 64  # of a compiled block at most: one for each kind of subnetwork in a plan (torch's own limit is 8)
-
-
-PIECES: tuple[Callable[..., Any], ...] = (Bert.embed, Block.forward, Bert.loss)
 
 
 class Execution(ABC):
@@ -43,42 +42,40 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def make_execution(model: Bert, settings: TrainSettings, device: torch.device, *, segments: bool = False) -> Execution:
+def make_execution(model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False) -> Execution:
     """The form that the settings ask for; `segments`: attention stays inside documents."""
-    model.stream = settings.stream(device)
     forward = _Forward(model, settings, device)
+    forward.compile(*model.ends(), *model.blocks)
     return Gather(forward) if settings.form(device, segments) == "gather" else Skip(forward)
-
-
-@cache
-def _compiled() -> tuple[Callable[..., Any], ...]:
-    """The pieces compiled, once for all models of the process."""
-    torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
-    return tuple(torch.compile(piece, fullgraph=True, dynamic=False) for piece in PIECES)
 
 
 @final
 class _Forward:
-    """The loss of a batch through given blocks, compiled piece by piece where that is asked for."""
+    """The loss of a micro-batch, with the precision and the recomputation that are asked for."""
 
-    def __init__(self, model: Bert, settings: TrainSettings, device: torch.device) -> None:
+    def __init__(self, model: Model, settings: TrainSettings, device: torch.device) -> None:
         self.model, self.device, self.settings = model, device, settings
-        self._embed, self._block, self._loss = _compiled() if settings.compiled(device) else PIECES
+        self.stream, self.dtype = settings.stream(device), next(model.parameters()).dtype
 
-    def __call__(self, batch: Batch, blocks: Iterable[nn.Module], inputs: Iterable[BlockInputs]) -> Tensor:
+    def compile(self, *modules: nn.Module) -> None:
+        """Compile each module by itself, if that is asked for."""
+        if self.settings.compiled(self.device):
+            torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
+            for module in modules:
+                module.compile(fullgraph=True, dynamic=False)
+
+    def __call__(self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs]) -> Tensor:
+        inputs = Inputs(tuple(range(len(given))), given, self.stream)
+        run: list[Callable[..., Tensor]] = list(blocks)
+        if self.settings.recompute:
+            run = [partial(checkpoint, block, use_reentrant=False) for block in run]
         with self.settings.autocast(self.device):
-            x_BSD, segments = self._embed(self.model, batch.tokens_BS), make_segments(batch.segments_BS)
-            for block, given in zip(blocks, inputs, strict=True):
-                if self.settings.recompute:
-                    x_BSD = checkpoint(self._block, block, x_BSD, given, segments, use_reentrant=False)
-                else:
-                    x_BSD = self._block(block, x_BSD, given, segments)
-            loss: Tensor = self._loss(self.model, x_BSD, batch.positions_BM, batch.labels_BM)
+            loss: Tensor = self.model(batch, inputs, run)
         return loss / self.settings.accumulate
 
     def pack(self, subnetwork: Subnetwork) -> Packed:
         """The subnetwork's numbers for this model, on the CPU."""
-        return pack(subnetwork, self.model.head_bias.dtype)
+        return pack(subnetwork, self.dtype)
 
 
 @final
@@ -91,9 +88,8 @@ class Skip(Execution):
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         forward = self._forward
-        packed = forward.pack(subnetwork).to(forward.device)
         blocks = [forward.model.blocks[layer] for layer in subnetwork.kept]
-        loss = forward(batch.to(forward.device), blocks, unpack(packed, signature(subnetwork)))
+        loss = forward(batch.to(forward.device), blocks, forward.model.inputs(subnetwork).blocks)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -166,8 +162,9 @@ class Gather(Execution):
         half = forward.settings.half(forward.device)
         while len(self._slots) < size:
             with torch.device("meta"):
-                block = Block(forward.model.config)
-            block.to_empty(device=forward.device).to(forward.model.head_bias.dtype)
+                block = forward.model.new_block()
+            block.to_empty(device=forward.device).to(forward.dtype)
+            forward.compile(block)
             matrices = _parameters([block]).matrices if half else []
             self._slots.append(_Slot(block, [torch.empty_like(matrix) for matrix in matrices]))
             for matrix in matrices:
@@ -178,7 +175,7 @@ class Gather(Execution):
 class _Slot(NamedTuple):
     """A block that holds a layer's weights for a step, and where the gradients of matrices in half precision go."""
 
-    block: Block
+    block: nn.Module
     gradients: list[Tensor]
 
 
@@ -211,7 +208,7 @@ class _Program:
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
-        return self._run(batch, self._blocks, unpack(packed, self._sign), self.parameters)
+        return self._run(batch, self._blocks, list(unpack(packed, self._sign)), self.parameters)
 
     def warm_up(self, batch: Batch, packed: Packed) -> None:
         """Compile, load and set up all that a call needs, in little memory: one block at a time."""
@@ -221,9 +218,9 @@ class _Program:
             self._run(batch, self._blocks[here], inputs[here], _parameters(self._blocks[here]))
 
     def _run(
-        self, batch: Batch, blocks: Sequence[nn.Module], inputs: Iterable[BlockInputs], parameters: _Parameters
+        self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs], parameters: _Parameters
     ) -> tuple[Tensor, list[Tensor]]:
-        loss = self.forward(batch, blocks, inputs)
+        loss = self.forward(batch, blocks, given)
         matrices, vectors = parameters
         gradients = list(torch.autograd.grad(loss, [*self._shared, *matrices, *vectors]))
         if self._wide:

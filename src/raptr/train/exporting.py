@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from raptr.data.tokenizer import load, vocabulary_of
 from raptr.files import new_folder, sync
 from raptr.methods import Method
-from raptr.models.bert import Bert
-from raptr.models.export import STOCK, save, stock_tokenizer, to_transformers
-from raptr.models.sizes import BertConfig
+from raptr.models.contract import ModelConfig
+from raptr.models.export import Exporter, save
+from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
 from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
@@ -47,12 +47,13 @@ def export(
     return export_trained(model, part, RunFolder(run).tokenizer, place, text)
 
 
-def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
+def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
-    exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
-    tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
+    exporter = exporter_of(model.config)
+    exported = exporter.convert(model, subnetwork, vocabulary_of(load(tokenizer_file)))
+    tokenizer = exporter.tokenizer(tokenizer_file, model.config.positions)
     try:
         with new_folder(out) as partial:
             save(exported, tokenizer, partial)
@@ -69,6 +70,14 @@ def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, ou
         message = f"the export could not be written ({reason}). Free some space, or choose another folder as out"
         raise OSError(number, message, str(out)) from error
     return out
+
+
+def exporter_of(config: ModelConfig) -> Exporter:
+    """How a model of these dimensions is exported."""
+    exporter = config.exporter()
+    if exporter is None:
+        raise ValueError(f"models of {type(config).__name__} have no stock class of transformers to be exported to")
+    return exporter
 
 
 def judged(method: Method, step: int) -> Subnetwork:
@@ -100,7 +109,7 @@ def spread(count: int, layers: int) -> Subnetwork:
 
 
 def card(
-    name: str, config: Config, dimensions: BertConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
+    name: str, config: Config, dimensions: ModelConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
 ) -> str:
     """The model card: what the model is, how it was trained, what it reached, how to load it."""
     settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
@@ -122,15 +131,17 @@ def card(
         "held-out loss": reached + of,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    exporter = exporter_of(dimensions)
+    note = f"\n{exporter.note}\n" if exporter.note else ""
     return f"""---
 library_name: transformers
-pipeline_tag: fill-mask
-tags: [raptr, bert]
+pipeline_tag: {exporter.task}
+tags: [{", ".join(exporter.tags)}]
 ---
 
 # {name}
 
-An encoder like BERT, trained by raptr to fill in masked tokens.
+{exporter.says}
 
 | | |
 |---|---|
@@ -139,17 +150,9 @@ An encoder like BERT, trained by raptr to fill in masked tokens.
 To try it, in this folder (elsewhere, set `folder` to its path):
 
 ```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
-
-folder = "."
-model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-print(pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]"))
+{exporter.example}
 ```
-
-**Load it with an `Auto` class, or with `{STOCK.__name__}`.** Its layers normalise their inputs
-(pre-LN), which BERT's do not, so `BertForMaskedLM.from_pretrained` does not fit: it finds none of its own weights here
-and starts with random ones, without an error.
-"""
+{note}"""
 
 
 def _refuse_strange(out: Path, names: set[str]) -> None:

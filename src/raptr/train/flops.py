@@ -1,5 +1,6 @@
 """FLOPs in closed form: matrix products of the forward and the backward pass, 2 a multiply-add.
 
+What a layer and the head cost is the family's knowledge (`ModelConfig`).
 The backward pass of every product is two of the same size (the gradient flows to the embeddings, so no layer
 saves one), hence the factor 3. Both counts the project shows are here: the layers alone, which is what the
 paper counts, and the whole model with its head, which bounds the speed-up that can be seen. Normalisation,
@@ -9,7 +10,7 @@ activation, softmax and the optimizer are not counted. A test compares with `tor
 from dataclasses import dataclass
 
 from raptr.methods import Method, Phase
-from raptr.models.sizes import BertConfig
+from raptr.models.contract import ModelConfig
 from raptr.subnetworks import Subnetwork
 
 TRAINING = 3  # forward and backward, in units of the forward pass
@@ -26,23 +27,24 @@ class Flops:
         return Flops(self.layers + other.layers, self.total + other.total)
 
 
-def flops(config: BertConfig, subnetwork: Subnetwork, *, sequences: int, length: int, targets: int) -> Flops:
+def flops(config: ModelConfig, subnetwork: Subnetwork, *, sequences: int, length: int, targets: int) -> Flops:
     """The cost of one training step that runs `subnetwork` on `sequences` sequences of `length` tokens."""
     layers = 0
     for layer in subnetwork.kept:
         heads = len(subnetwork.heads[layer]) if subnetwork.heads else config.heads
         parts = len(subnetwork.parts[layer]) if subnetwork.parts else config.parts
-        layers += layer_flops(config, heads, parts, sequences, length)
-    return Flops(layers, layers + head_flops(config, sequences, targets))
+        layers += config.layer_flops(heads, parts, length)
+    head = config.head_flops(targets)
+    return Flops(TRAINING * sequences * layers, TRAINING * sequences * (layers + head))
 
 
-def expected_flops(config: BertConfig, phase: Phase, *, sequences: int, length: int, targets: int) -> Flops:
+def expected_flops(config: ModelConfig, phase: Phase, *, sequences: int, length: int, targets: int) -> Flops:
     """The mean cost of a step of a phase."""
-    layers = phase.size * layer_flops(config, phase.heads, phase.parts, sequences, length)
-    return Flops(layers, layers + head_flops(config, sequences, targets))
+    layers = phase.size * (TRAINING * sequences * config.layer_flops(phase.heads, phase.parts, length))
+    return Flops(layers, layers + TRAINING * sequences * config.head_flops(targets))
 
 
-def planned_flops(config: BertConfig, method: Method, *, sequences: int, length: int, targets: int) -> Flops:
+def planned_flops(config: ModelConfig, method: Method, *, sequences: int, length: int, targets: int) -> Flops:
     """The expected cost of a whole run."""
     total = Flops(0, 0)
     for phase in method.phases():
@@ -50,16 +52,3 @@ def planned_flops(config: BertConfig, method: Method, *, sequences: int, length:
         steps = phase.stop - phase.start
         total += Flops(step.layers * steps, step.total * steps)
     return total
-
-
-def layer_flops(config: BertConfig, heads: int, parts: int, sequences: int, length: int) -> int:
-    """One layer with `heads` heads and `parts` MLP parts, forward and backward."""
-    inner, mlp = heads * config.head_size, parts * (config.mlp // config.parts)
-    projections = 2 * config.width * (4 * inner + 2 * mlp)
-    attention = 2 * 2 * length * inner
-    return TRAINING * sequences * length * (projections + attention)
-
-
-def head_flops(config: BertConfig, sequences: int, targets: int) -> int:
-    """The head on `targets` positions of each sequence, forward and backward."""
-    return TRAINING * sequences * targets * 2 * config.width * (config.width + config.vocabulary)

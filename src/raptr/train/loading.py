@@ -6,7 +6,7 @@ from pathlib import Path
 from raptr.data.tokenizer import load, vocabulary_of
 from raptr.files import sha256_of
 from raptr.methods import Method
-from raptr.models.bert import Bert
+from raptr.models.model import Model
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
@@ -17,7 +17,7 @@ from raptr.train.run import RunFolder
 class Loaded:
     """A model as a checkpoint has it, on the CPU, and what it was trained with."""
 
-    model: Bert
+    model: Model
     config: Config
     method: Method
     checkpoint: Checkpoint
@@ -33,7 +33,7 @@ def load_model(run: Path, step: int | None = None) -> Loaded:
     _check_tokenizer(folder.tokenizer, found)
     dimensions = config.model.build(vocabulary_of(load(folder.tokenizer)).size, config.data.length)
     method = config.make_method(dimensions)
-    model = Bert(dimensions.resized(found.shape(method.target)), config.train.seed)
+    model = dimensions.resized(found.shape(method.target)).build(config.train.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     return Loaded(model, config, method, found)
 

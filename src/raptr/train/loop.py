@@ -20,6 +20,7 @@ started again is the run that was not.
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -35,7 +36,6 @@ from raptr.data.store import TOKENIZER
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
-from raptr.models.bert import Bert
 from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
@@ -155,7 +155,7 @@ class Trainer:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
         settings, isolate = self.config.train, self.config.data.isolate_documents
-        self.model = Bert(self.dimensions.resized(shape), settings.seed).to(self.device)
+        self.model = self.dimensions.resized(shape).build(settings.seed).to(self.device)
         self.parameters = list(self.model.parameters())
         self.execution = make_execution(self.model, settings, self.device, segments=isolate)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
@@ -164,7 +164,7 @@ class Trainer:
         """Make the model and what the optimizer knows those of a larger shape."""
         plan, before = self.method.growth(self.shape, shape), self.tensors()
         self.build(shape)
-        state = grow(plan, before, self.weights(), layers=Bert.LAYERS, outputs=Bert.OUTPUTS)
+        state = grow(plan, before, self.weights(), layers=self.model.LAYERS, outputs=self.model.OUTPUTS)
         load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
@@ -290,11 +290,18 @@ class Trainer:
     def evaluate(self) -> None:
         """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
         settings, whole = self.config.train, self.method.evaluated(self.step)
+        judge = partial(
+            evaluate,
+            self.model,
+            self.objective,
+            self.held_out,
+            batch=settings.batch,
+            stream=settings.stream(self.device),
+        )
         with settings.autocast(self.device):
-            held_out = self.objective, self.held_out
-            judged = evaluate(self.model, *held_out, whole, batch=settings.batch)
+            judged = judge(whole)
             sizes = {
-                str(size): evaluate_size(self.model, *held_out, self.method, size, self.step, batch=settings.batch)
+                str(size): evaluate_size(judge, self.method, size, self.step)
                 for size in settings.eval_sizes
                 if size <= whole.size
             }

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raptr.methods import Method
-from raptr.models.sizes import BertConfig
+from raptr.models.contract import ModelConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train.flops import Flops, expected_flops, flops, planned_flops
 
@@ -59,7 +59,7 @@ def plan_run(config: "Config") -> Plan:
     return plan(method, dimensions, sequences=config.train.batch, length=data.length, targets=config.targets)
 
 
-def plan(method: Method, config: BertConfig, *, sequences: int, length: int, targets: int) -> Plan:
+def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: int) -> Plan:
     """What `method` costs on a model of these dimensions."""
     cost = {"sequences": sequences, "length": length, "targets": targets}
     full = flops(config, Subnetwork.full(config.layers), **cost)

@@ -14,10 +14,12 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from raptr.data.prepare.tokenizer import train
 from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
-from raptr.models.bert import Bert
-from raptr.models.export import save, stock_tokenizer, to_transformers
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
+from raptr.models.bert.export import stock_tokenizer, to_transformers
+from raptr.models.bert.model import Bert
+from raptr.models.export import save
 from raptr.subnetworks import Subnetwork
+from tests.walks import hidden
 
 LAYERS, POSITIONS = 5, 24
 TEXTS = [
@@ -86,8 +88,8 @@ def random_tokens(vocabulary: Vocabulary, *shape: int) -> Tensor:
 @torch.no_grad()
 def ours(model: Bert, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
     """Our logits at every position, (B, S, V)."""
-    x_BSD = model.hidden(tokens_BS, subnetwork, segments_BS)
-    x_BSD = model.head_norm(F.gelu(model.head_dense(x_BSD)))
+    x_BSD = hidden(model, tokens_BS, subnetwork, segments_BS)
+    x_BSD = model.head.norm(F.gelu(model.head.dense(x_BSD)))
     return F.linear(x_BSD, model.tokens.weight, model.head_bias)
 
 

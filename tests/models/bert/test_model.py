@@ -10,9 +10,10 @@ from torch import Tensor
 
 from raptr.data.batch import Batch
 from raptr.methods import make_method
-from raptr.models.bert import Bert, Block
-from raptr.models.sizes import SIZES, BertConfig
+from raptr.models.bert.config import SIZES, BertConfig
+from raptr.models.bert.model import Bert, Block
 from raptr.subnetworks import Shape, Subnetwork
+from tests.walks import hidden, scores
 
 CONFIG = BertConfig(layers=5, width=24, heads=4, head_size=6, mlp=48, vocabulary=50, positions=16, parts=4)
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -35,7 +36,7 @@ def bert(config: BertConfig = CONFIG) -> Bert:
 
 def gradients(model: Bert, subnetwork: Subnetwork) -> tuple[Tensor, dict[str, Tensor | None]]:
     model.zero_grad(set_to_none=True)
-    loss = model(batch(), subnetwork)
+    loss = model(batch(), model.inputs(subnetwork))
     loss.backward()
     return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -126,10 +127,10 @@ def test_layer_scale_multiplies_the_whole_layer() -> None:
     tokens = data.tokens_BS
     plain = Subnetwork.full(5)
     scaled = replace(plain, scales=(1.0, 1.5, 0.0, 1.0, 0.7))
-    x = model.embedding_norm(model.tokens(tokens) + model.positions.weight[:16])
+    x = model.embedding.norm(model.tokens(tokens) + model.embedding.positions.weight[:16])
     for layer, s in enumerate(scaled.scales):
         x = x + s * (_layer(model, layer, x, 1.0, 1.0) - x)
-    assert_close(model.hidden(tokens, scaled), model.final_norm(x))
+    assert_close(hidden(model, tokens, scaled), model.head.final_norm(x))
 
 
 def test_branch_scales_multiply_each_branch() -> None:
@@ -141,11 +142,11 @@ def test_branch_scales_multiply_each_branch() -> None:
         part_scale=0.8,
         heads=((0, 1, 2, 3),) * 5,
     )
-    x = model.embedding_norm(model.tokens(tokens) + model.positions.weight[:16])
+    x = model.embedding.norm(model.tokens(tokens) + model.embedding.positions.weight[:16])
     for layer in part.kept:
         s = part.scales[layer]
         x = _layer(model, layer, x, s * 1.3, s * 0.8)
-    assert_close(model.hidden(tokens, part), model.final_norm(x))
+    assert_close(hidden(model, tokens, part), model.head.final_norm(x))
 
 
 def _layer(model: Bert, layer: int, x: Tensor, attention: float, mlp: float) -> Tensor:
@@ -182,10 +183,10 @@ def test_no_layer_at_all_is_a_network_too() -> None:
 
 def test_the_head_runs_on_masked_positions_only() -> None:
     model, data = bert(), batch()
-    scores = model.logits(data, Subnetwork.full(5))
-    assert scores.shape == (3, 3, 50)
+    found = scores(model, data, Subnetwork.full(5))
+    assert found.shape == (3, 3, 50)
     moved = data._replace(positions_BM=data.positions_BM.flip(1))
-    assert_close(model.logits(moved, Subnetwork.full(5)), scores.flip(1))
+    assert_close(scores(model, moved, Subnetwork.full(5)), found.flip(1))
 
 
 def test_initial_weights_belong_to_seed_and_name() -> None:
@@ -207,17 +208,17 @@ def test_dropout_follows_the_seed_and_rests_in_evaluation() -> None:
     losses = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        losses.append(model(data, Subnetwork.full(5)).item())
+        losses.append(model(data, model.inputs(Subnetwork.full(5))).item())
     assert losses[0] == losses[1] != losses[2]
     model.eval()
-    assert model(data, Subnetwork.full(5)).item() == model(data, Subnetwork.full(5)).item()
+    assert model(data, model.inputs(Subnetwork.full(5))).item() == model(data, model.inputs(Subnetwork.full(5))).item()
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"6 layers.* 5"):
-        bert()(batch(), Subnetwork.full(6))
+        bert().inputs(Subnetwork.full(6))
     with pytest.raises(ValueError, match=r"17 tokens.* 16 "):
-        bert().hidden(torch.zeros(1, 17, dtype=torch.long), Subnetwork.full(5))
+        hidden(bert(), torch.zeros(1, 17, dtype=torch.long), Subnetwork.full(5))
     with pytest.raises(ValueError, match=r"model\.parts is 5.*mlp.*48"):
         replace(CONFIG, parts=5)
     with pytest.raises(ValueError, match=r"model\.dropout is 1.* 0 to "):
@@ -230,12 +231,12 @@ def test_segments_do_not_see_each_other() -> None:
     model, tokens = bert(), batch().tokens_BS
     segments = torch.zeros_like(tokens)
     segments[:, 10:] = 1
-    together = model.hidden(tokens, Subnetwork.full(5), segments)
-    first = model.hidden(tokens[:, :10], Subnetwork.full(5))
+    together = hidden(model, tokens, Subnetwork.full(5), segments)
+    first = hidden(model, tokens[:, :10], Subnetwork.full(5))
     assert_close(together[:, :10], first)
     other = tokens.clone()
     other[:, 10:] = (other[:, 10:] + 1) % 50
-    assert_close(model.hidden(other, Subnetwork.full(5), segments)[:, :10], first)
-    assert not torch.allclose(model.hidden(tokens, Subnetwork.full(5))[:, :10], first)
+    assert_close(hidden(model, other, Subnetwork.full(5), segments)[:, :10], first)
+    assert not torch.allclose(hidden(model, tokens, Subnetwork.full(5))[:, :10], first)
     one = torch.zeros_like(tokens)
-    assert_close(model.hidden(tokens, Subnetwork.full(5), one), model.hidden(tokens, Subnetwork.full(5)))
+    assert_close(hidden(model, tokens, Subnetwork.full(5), one), hidden(model, tokens, Subnetwork.full(5)))

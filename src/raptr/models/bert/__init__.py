@@ -1,0 +1,1 @@
+"""BERT: its dimensions (no torch), the model, and its export."""

@@ -1,0 +1,47 @@
+"""The dimensions of a BERT, what it costs, and the named sizes. No torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from raptr.models.contract import Family, ModelConfig
+
+if TYPE_CHECKING:
+    from raptr.models.bert.model import Bert
+    from raptr.models.export import Exporter
+
+
+@final
+@dataclass(frozen=True)
+class BertConfig(ModelConfig):
+    """The dimensions of a BERT."""
+
+    def build(self, seed: int) -> "Bert":
+        """The model with its initial weights."""
+        from raptr.models.bert.model import Bert
+
+        return Bert(self, seed)
+
+    def layer_weights(self, heads: int, parts: int) -> int:
+        """The weights in the matrices of one layer with so many heads and MLP parts."""
+        return self.width * (4 * heads * self.head_size + 2 * parts * (self.mlp // self.parts))
+
+    def head_flops(self, targets: int) -> int:
+        """The FLOPs of the head on `targets` positions: forward, one sequence."""
+        return targets * 2 * self.width * (self.width + self.vocabulary)
+
+    def exporter(self) -> "Exporter":
+        """How it becomes a stock pre-LN encoder."""
+        from raptr.models.bert.export import EXPORTER
+
+        return EXPORTER
+
+
+# Deeper than other models of these names: depth is what is trained in parts here.
+SIZES: dict[str, BertConfig] = {
+    "tiny": BertConfig(layers=6, width=128, heads=4, head_size=32, mlp=512),
+    "mini": BertConfig(layers=12, width=256, heads=4, head_size=64, mlp=1024),
+    "small": BertConfig(layers=12, width=512, heads=8, head_size=64, mlp=2048),
+    "base": BertConfig(layers=12, width=768, heads=12, head_size=64, mlp=3072),
+    "large": BertConfig(layers=24, width=1024, heads=16, head_size=64, mlp=4096),
+}
+BERT = Family("bert", SIZES, objectives=("mlm",))

@@ -1,0 +1,189 @@
+"""BERT as a pre-LN encoder with a masked-language-model head.
+
+Shapes: B batch, S sequence, M masked positions, D width, H heads that run, K head size, F MLP, V vocabulary.
+
+The layout is that of the stock pre-LN encoder of `transformers` (RoBERTa with pre-layer normalisation):
+LayerNorm after the embeddings, two pre-normed residual branches a layer, a final LayerNorm, and a head of
+dense, GELU, LayerNorm and the tied embedding matrix. There are no token types and no next-sentence task. The
+head runs on the masked positions only. The token matrix is shared by both ends, so it belongs to the model, which
+hands it to them.
+"""
+
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptr.data.batch import Batch
+from raptr.models.attention import Segments, make_segments, self_attention
+from raptr.models.bert.config import BertConfig
+from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
+from raptr.models.init import initialise
+from raptr.models.inputs import BlockInputs
+from raptr.models.layout import Cut, Layout, chosen
+from raptr.models.model import Model
+
+EPSILON = 1e-5
+LAYOUT: Layout = {
+    "qkv.weight": Cut("heads", dim=0, before=3),
+    "qkv.bias": Cut("heads", dim=0, before=3),
+    "attention_out.weight": Cut("heads", dim=1),
+    "mlp_in.weight": Cut("parts", dim=0),
+    "mlp_in.bias": Cut("parts", dim=0),
+    "mlp_out.weight": Cut("parts", dim=1),
+}
+# Names under which the initial values of these parameters are drawn, where that is not their own name.
+DRAWN_AS = {"embedding.positions.weight": "positions.weight", "head.dense.weight": "head_dense.weight"}
+
+
+@final
+class Block(nn.Module):
+    """A pre-LN Transformer layer: x + attention(LN(x)), then + MLP(LN(·)), as a whole or in part."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        inner = config.heads * config.head_size
+        self.heads, self.head_size, self.parts = config.heads, config.head_size, config.parts
+        self.attention_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.qkv = nn.Linear(config.width, 3 * inner)
+        self.attention_out = nn.Linear(inner, config.width)
+        self.mlp_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.mlp_in = nn.Linear(config.width, config.mlp)
+        self.mlp_out = nn.Linear(config.mlp, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
+        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
+        s, t = inputs.layer_scale, _times(inputs.layer_scale, inputs.mlp_scale)
+        qkv, project = self.attention_weights(inputs)
+        mlp_in, mlp_out = self.mlp_weights(inputs)
+        project = _scaled(project, inputs.attention_scale)
+        o_BSE = self_attention(self.attention_norm(x_BSD), *qkv, self.head_size, segments)
+        if self.dropout.p == 0:
+            y_BSD = residual_mlp(x_BSD, o_BSE, project, self.mlp_norm, mlp_in, mlp_out, s, t)
+            if y_BSD is not None:
+                return y_BSD
+        a_BSD: Tensor = self.dropout(F.linear(o_BSE, *project))
+        h_BSD = x_BSD + a_BSD
+        g_BSF = F.gelu(F.linear(self.mlp_norm(h_BSD), *mlp_in))
+        m_BSD: Tensor = self.dropout(F.linear(g_BSF, *_scaled(mlp_out, t)))
+        return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
+
+    def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
+        """What makes queries, keys and values, and what projects; of all heads, or as if the chosen were all."""
+        qkv = self._chosen("qkv.weight", inputs), self._chosen("qkv.bias", inputs)
+        return qkv, (self._chosen("attention_out.weight", inputs), self.attention_out.bias)
+
+    def mlp_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
+        """What the MLP enters and leaves with; all of it, or as if the chosen parts were all."""
+        mlp_in = self._chosen("mlp_in.weight", inputs), self._chosen("mlp_in.bias", inputs)
+        return mlp_in, (self._chosen("mlp_out.weight", inputs), self.mlp_out.bias)
+
+    def _chosen(self, name: str, inputs: BlockInputs) -> Tensor:
+        module, _, key = name.partition(".")
+        tensor, cut = getattr(getattr(self, module), key), LAYOUT[name]
+        units, index = (self.heads, inputs.heads_H) if cut.axis == "heads" else (self.parts, inputs.parts_P)
+        return chosen(tensor, cut, units, index)
+
+
+@final
+class Embedding(nn.Module):
+    """Tokens and positions, added and normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(config.positions, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens_BS: Tensor, tokens_VD: Tensor, stream: torch.dtype | None) -> Tensor:
+        """What enters the first layer, in the precision of the residual stream."""
+        length = tokens_BS.shape[1]
+        x_BSD: Tensor = self.norm(F.embedding(tokens_BS, tokens_VD) + self.positions.weight[:length])
+        dropped_BSD: Tensor = self.dropout(x_BSD if stream is None else x_BSD.to(stream))
+        return dropped_BSD
+
+
+@final
+class Head(nn.Module):
+    """From the last layer's output to the loss at the masked positions."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.final_norm = nn.LayerNorm(config.width, eps=EPSILON)
+        self.dense = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=EPSILON)
+
+    def forward(
+        self, x_BSD: Tensor, positions_BM: Tensor, labels_BM: Tensor, tokens_VD: Tensor, bias_V: Tensor
+    ) -> Tensor:
+        """The mean cross entropy at the masked positions."""
+        return linear_cross_entropy(self.predictors(x_BSD, positions_BM), tokens_VD, bias_V, labels_BM.flatten())
+
+    def predictors(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
+        """What the scores are made of, for all N = B·M masked positions."""
+        batch, length, _ = x_BSD.shape
+        first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
+        at_BM = first_B.unsqueeze(1) + positions_BM
+        x_ND = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
+        normed_ND: Tensor = self.norm(F.gelu(self.dense(x_ND)))
+        return normed_ND
+
+
+@final
+class Bert(Model):
+    """The encoder and its masked-language-model head."""
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("attention_out", "mlp_out")
+    LAYOUT: ClassVar[Layout] = LAYOUT
+    config: BertConfig
+
+    def __init__(self, config: BertConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.embedding = Embedding(config)
+        self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
+        self.head = Head(config)
+        self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
+        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS, drawn_as=DRAWN_AS)
+
+    def new_block(self) -> Block:
+        """A block with any weights."""
+        return Block(self.config)
+
+    def ends(self) -> tuple[nn.Module, ...]:
+        """The embedding and the head."""
+        return self.embedding, self.head
+
+    def enter(self, batch: Batch, stream: torch.dtype | None) -> Tensor:
+        """What enters the first layer."""
+        length = batch.tokens_BS.shape[1]
+        if length > self.config.positions:
+            raise ValueError(f"the sequence has {length} tokens; up to {self.config.positions} are allowed")
+        x_BSD: Tensor = self.embedding(batch.tokens_BS, self.tokens.weight, stream)
+        return x_BSD
+
+    def context(self, batch: Batch) -> Segments | None:
+        """Which tokens attend to which: all to all, or inside segments."""
+        return make_segments(batch.segments_BS)
+
+    def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:
+        """The mean cross entropy at the masked positions."""
+        value: Tensor = self.head(x_BSD, batch.positions_BM, batch.labels_BM, self.tokens.weight, self.head_bias)
+        return value
+
+    def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
+        """Scores over the vocabulary at the masked positions, (B, M, V)."""
+        x_ND = self.head.predictors(x_BSD, batch.positions_BM)
+        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.positions_BM.shape, -1)
+
+
+def _scaled(product: Product, scale: Tensor | None) -> Product:
+    """Times the scale: weights are few, what comes out of them is much."""
+    return product if scale is None else (scale * product[0], scale * product[1])
+
+
+def _times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    return two if one is None else one if two is None else one * two

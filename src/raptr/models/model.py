@@ -1,0 +1,80 @@
+"""A trainable model, and the one walk through its layers.
+
+    x = enter(batch); for each block that runs: x = block(x, inputs, context); loss(x, batch)
+
+Training, evaluation and studies all go this way. Which layers run is chosen in Python, outside any compiled code:
+`Inputs` says which, and holds their scales and indices as tensors (inputs.py). What runs may be other blocks than the
+model's own: `gather` passes slots that hold their weights, and recomputation and studies pass wrapped ones.
+
+The entrance, each block and the exit are modules of their own, which are compiled one by one and called as modules, so
+that hooks see them. A model keeps nothing between two calls.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raptr.data.batch import Batch
+from raptr.models.contract import ModelConfig
+from raptr.models.inputs import Inputs, pack, signature, unpack
+from raptr.models.layout import Layout
+from raptr.subnetworks import Subnetwork
+
+
+class Model(nn.Module, ABC):
+    """What training, evaluation, growth and export ask of a model."""
+
+    LAYERS: ClassVar[str] = "blocks"  # the name of the list of blocks, as it begins the names of their parameters
+    OUTPUTS: ClassVar[tuple[str, ...]]  # the modules of a block that write to the residual stream
+    LAYOUT: ClassVar[Layout]  # of a block's tensors
+
+    config: ModelConfig
+    blocks: nn.ModuleList
+
+    @abstractmethod
+    def new_block(self) -> nn.Module:
+        """A block like those of the model, with any weights; called with x, its inputs and the context."""
+
+    @abstractmethod
+    def ends(self) -> Sequence[nn.Module]:
+        """The modules before and after the blocks, which are compiled as the blocks are."""
+
+    @abstractmethod
+    def enter(self, batch: Batch, stream: torch.dtype | None) -> Tensor:
+        """What enters the first block, (B, S, D), in the precision of the residual stream (None: as it comes)."""
+
+    @abstractmethod
+    def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
+        """The scores over the vocabulary at the batch's targets, (B, M, V), from what the last block gives."""
+
+    def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:
+        """The mean loss over the batch's targets; a family may compute it without the whole matrix of scores."""
+        return F.cross_entropy(self.scores(x_BSD, batch).flatten(0, 1), batch.labels_BM.flatten())
+
+    def context(self, batch: Batch) -> Any:
+        """What every block sees besides x, made once: a mask, tables of positions."""
+        return None
+
+    def inputs(self, subnetwork: Subnetwork, stream: torch.dtype | None = None) -> Inputs:
+        """What the walk needs to run this subnetwork, on the model's device."""
+        if subnetwork.layers != len(self.blocks):
+            raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
+        like = next(self.parameters())
+        packed = pack(subnetwork, like.dtype).to(like.device)
+        return Inputs(subnetwork.kept, list(unpack(packed, signature(subnetwork))), stream)
+
+    def forward(self, batch: Batch, inputs: Inputs, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+        """The mean loss over the batch's targets, from the part of the model that runs."""
+        return self.loss(self.hidden(batch, inputs, blocks), batch)
+
+    def hidden(self, batch: Batch, inputs: Inputs, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+        """What the last block gives: the walk over the layers that run, or over the blocks given in their place."""
+        own: Sequence[Callable[..., Tensor]] = [self.blocks[layer] for layer in inputs.kept]
+        x_BSD, context = self.enter(batch, inputs.stream), self.context(batch)
+        for block, given in zip(own if blocks is None else blocks, inputs.blocks, strict=True):
+            x_BSD = block(x_BSD, given, context)
+        return x_BSD

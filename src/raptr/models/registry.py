@@ -1,0 +1,18 @@
+"""The families of models that can be trained, by name; the first is the default. No torch."""
+
+from raptr.models.bert.config import BERT
+from raptr.models.contract import Family
+
+FAMILIES: dict[str, Family] = {BERT.name: BERT}
+
+
+def register(family: Family) -> None:
+    """Make a family of one's own known under its name."""
+    if family.name in FAMILIES:
+        raise ValueError(f"family is {family.name!r}, which is taken. Choose a name other than: {', '.join(FAMILIES)}.")
+    FAMILIES[family.name] = family
+
+
+def sizes_help() -> str:
+    """The families' sizes, for the help of an option."""
+    return "; ".join(f"{name}: {', '.join(family.sizes)}" for name, family in FAMILIES.items())
