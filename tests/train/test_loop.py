@@ -123,10 +123,18 @@ def test_any_optimizer_resumes_bit_for_bit_and_skips_idle_layers(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("name", ["full", "raptr", "stacking", "msg"])
-def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: TokenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "adamw") for name in ("full", "raptr", "stacking", "msg")), ("raptr", "muon"), ("raptr", "adafactor")],
+)
+def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(
+    name: str, optimizer: str, store: TokenStore, tmp_path: Path
+) -> None:
     chosen = config(
-        {"name": name}, model={"width": 64, "head_size": 16}, train={"device": "cuda", "deterministic": True}
+        {"name": name},
+        model={"width": 64, "head_size": 16},
+        train={"device": "cuda", "deterministic": True},
+        optimizer={"name": optimizer},
     )
     _, weights = leg(chosen, tmp_path / "whole", store)
     for until in (5, 11, STEPS):
