@@ -112,7 +112,7 @@ class OptimizerSettings:
 
 
 def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
-    """The optimizer of this name, with weight decay on matrices and embeddings, none on biases and norms."""
+    """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only."""
     if settings.name == "adafactor":
         parts = {name: fused_parts(name) for name, _ in model.named_parameters()}
         return Adafactor(part_groups(model, parts), lr=settings.peak)
