@@ -53,6 +53,25 @@ def test_full_training_at_a_fraction_of_the_flops_takes_that_fraction_of_the_ste
     assert steps_of(read_comparison(given(flops=0.57)))[REDUCED] == 228  # 0.57 · 400 is a little less in floating point
 
 
+def test_entries_may_have_optimizers_of_their_own() -> None:
+    names = ("muon", "adafactor")
+    entries = {name: {"name": "raptr", "optimizer": {"name": name}, "peaks": [0.01]} for name in names}
+    optimizers = {"decay_shape": "inverse-sqrt", "decay": 0.9}
+    spec = given(flops=0.75, entries=entries)
+    spec["settings"]["optimizer"] = optimizers
+    found = {entry.label: entry.config.optimizer for entry in read_comparison(spec).entries}
+    assert {label: found[label].name for label in (FULL, REDUCED, *names)} == {
+        FULL: "adamw",
+        REDUCED: "adamw",
+        "muon": "muon",
+        "adafactor": "adafactor",
+    }
+    assert {settings.decay_shape for settings in found.values()} == {"inverse-sqrt"}
+    spec["settings"]["optimizer"] = {"weight_decay": 0.1}
+    with pytest.raises(ValueError, match=r"entries\.adafactor.*optimizer\.weight_decay.*0\.1"):
+        read_comparison(spec)
+
+
 @pytest.mark.parametrize("start", [1, 7, 100, 5000])
 def test_the_search_finds_the_last_affordable_step_from_anywhere(start: int) -> None:
     assert affordable(lambda steps: 3.0 * steps, 299.0, start) == 99

@@ -30,6 +30,7 @@ from tests.walks import scores
 CPU = torch.device("cpu")
 STEPS, GROWTHS = 16, (4, 8, 12)  # 3-4-5-6 in four equal stages
 
+WIDE = {"width": 128, "head_size": 32, "mlp": 128}  # matrices whose second moments Adafactor factors
 GROWING = [name for name in METHODS if issubclass(METHODS[name], Growing)]
 CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
     *(({"name": name}, {}) for name in GROWING),
@@ -38,6 +39,8 @@ CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
     ({"name": "lemon", "init": "zero"}, {"train": {"accumulate": 2}}),
     ({"name": "msg", "mask_steps": 3}, {}),
     ({"name": "msg-interpolation", "schedule": "2-6", "mask_steps": 7}, {"optimizer": {"idle": "zero"}}),
+    ({"name": "lemon", "init": "zero"}, {"optimizer": {"name": "muon"}}),
+    ({"name": "stacking", "moments": "zero"}, {"optimizer": {"name": "adafactor"}, "model": WIDE}),
 ]
 
 
@@ -310,6 +313,24 @@ def test_zeroed_tensors_never_have_their_sources_moments(store: TokenStore, tmp_
                     assert f"{kind}.blocks.3.{module}.{part}" not in there  # what the optimizer begins with
                 assert there[f"{kind}.blocks.2.{module}.{part}"].any()
         assert torch.equal(there[f"{kind}.blocks.3.qkv.weight"], there[f"{kind}.blocks.2.qkv.weight"])
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+@pytest.mark.parametrize("moments", ["copy", "zero", "reset"])
+def test_state_of_any_kind_and_shape_follows_its_layer(
+    name: str, moments: str, store: TokenStore, tmp_path: Path
+) -> None:
+    sections: dict[str, dict[str, Any]] = {"optimizer": {"name": name}, "model": WIDE}
+    trainer = before_growth(config(store, {"name": "stacking", "moments": moments}, sections), store, tmp_path)
+    before = snapshot(trainer)
+    trainer.grow(trainer.method.shape(trainer.step))
+    after = {full: tensor for full, tensor in trainer.tensors().items() if not full.startswith("model.")}
+    old = {full: tensor for full, tensor in before.items() if not full.startswith("model.")}
+    kinds = {full.partition(".")[0] for full in old if ".blocks.2.qkv.weight" in full}
+    assert kinds == ({"momentum_buffer"} if name == "muon" else {"step", "row", "column"})
+    new = {full.replace(".blocks.2.", ".blocks.3."): tensor for full, tensor in old.items() if ".blocks.2." in full}
+    expected = {} if moments == "reset" else {**old, **new} if moments == "copy" else old
+    assert differing(after, expected) == []
 
 
 @pytest.mark.parametrize("name", GROWING)

@@ -54,6 +54,7 @@ def config(method: dict[str, Any] | None = None, **sections: dict[str, Any]) -> 
     )
 
 
+WIDE = {"width": 128, "head_size": 32, "mlp": 128}  # matrices whose second moments Adafactor factors
 CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     *((name, {}, {}) for name in METHODS),
     ("raptr", {"scaling": "sqrt"}, {"optimizer": {"idle": "zero"}}),
@@ -66,6 +67,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     ),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
     ("stacking", {}, {"model": {"init": "fan-in"}}),
+    ("raptr", {}, {"optimizer": {"name": "muon"}}),
+    ("stacking", {}, {"optimizer": {"name": "muon"}}),
+    ("raptr", {}, {"optimizer": {"name": "adafactor", "decay": 0.5, "decay_shape": "inverse-sqrt"}}),
+    ("raptr", {}, {"optimizer": {"name": "adafactor", "idle": "zero"}, "model": WIDE}),
+    ("stacking", {}, {"optimizer": {"name": "adafactor"}, "model": WIDE}),
 ]
 
 
@@ -117,10 +123,18 @@ def test_any_optimizer_resumes_bit_for_bit_and_skips_idle_layers(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("name", ["full", "raptr", "stacking", "msg"])
-def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: TokenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, "adamw") for name in ("full", "raptr", "stacking", "msg")), ("raptr", "muon"), ("raptr", "adafactor")],
+)
+def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(
+    name: str, optimizer: str, store: TokenStore, tmp_path: Path
+) -> None:
     chosen = config(
-        {"name": name}, model={"width": 64, "head_size": 16}, train={"device": "cuda", "deterministic": True}
+        {"name": name},
+        model={"width": 64, "head_size": 16},
+        train={"device": "cuda", "deterministic": True},
+        optimizer={"name": optimizer},
     )
     _, weights = leg(chosen, tmp_path / "whole", store)
     for until in (5, 11, STEPS):
@@ -132,7 +146,7 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(name: str, store: T
 def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path / "run", store, until=4)
     file = tmp_path / "run" / "config.yaml"
-    newer = ("deterministic:", "idle:", "init:")
+    newer = ("deterministic:", "idle:", "init:", "momentum:", "name: adamw")
     lines = file.read_text().splitlines()
     older = [line for line in lines if not line.strip().startswith(newer)]
     assert len(older) == len(lines) - len(newer)
@@ -219,9 +233,9 @@ def test_golden_losses(store: TokenStore, tmp_path: Path) -> None:
     assert losses["eval"] == pytest.approx(golden["eval"], rel=1e-5)
 
 
-def _one_step(store: TokenStore, tmp_path: Path, idle: str) -> tuple[set[str], set[str]]:
+def _one_step(store: TokenStore, tmp_path: Path, idle: str, **optimizer: Any) -> tuple[set[str], set[str]]:
     """Which tensors of idle and of running layers move in step 1, whose state is no longer fresh."""
-    chosen = config({"name": "raptr", "schedule": "2-6"}, optimizer={"idle": idle, "warmup": 0})
+    chosen = config({"name": "raptr", "schedule": "2-6"}, optimizer={"idle": idle, "warmup": 0, **optimizer})
     trainer = Trainer(chosen, RunFolder(tmp_path), store, CPU)
     for _ in range(4):
         trainer.optimize(trainer.method.subnetwork(7))  # a full step first, so that every moment is set
@@ -236,14 +250,21 @@ def _one_step(store: TokenStore, tmp_path: Path, idle: str) -> tuple[set[str], s
     return moved & idle_names, idle_names
 
 
-def test_skip_leaves_idle_layers_alone(store: TokenStore, tmp_path: Path) -> None:
-    moved, _ = _one_step(store, tmp_path, "skip")
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_skip_leaves_idle_layers_alone(name: str, store: TokenStore, tmp_path: Path) -> None:
+    moved, idle_names = _one_step(store, tmp_path, "skip", name=name)
     assert moved == set()
+    assert any(not name.startswith("model.") for name in idle_names)
 
 
 def test_zero_lets_momentum_and_decay_go_on(store: TokenStore, tmp_path: Path) -> None:
     moved, idle_names = _one_step(store, tmp_path, "zero")
     assert moved == idle_names
+
+
+def test_zero_moves_no_weight_under_adafactor_which_has_no_momentum(store: TokenStore, tmp_path: Path) -> None:
+    moved, idle_names = _one_step(store, tmp_path, "zero", name="adafactor")
+    assert moved == {name for name in idle_names if not name.startswith("model.")}
 
 
 def test_micro_batches_share_one_subnetwork_and_add_up(store: TokenStore, tmp_path: Path) -> None:
@@ -277,8 +298,9 @@ def test_what_a_run_records(store: TokenStore, tmp_path: Path) -> None:
     assert (tmp_path / "environment.json").exists()
 
 
-def test_training_learns_and_beats_chance(store: TokenStore, tmp_path: Path) -> None:
-    chosen = config(train={"steps": 300, "batch": 16, "log_every": 50}, optimizer={"peak": 0.01})
+@pytest.mark.parametrize(("name", "peak"), [("adamw", 0.01), ("muon", 0.01), ("adafactor", 0.03)])
+def test_training_learns_and_beats_chance(name: str, peak: float, store: TokenStore, tmp_path: Path) -> None:
+    chosen = config(train={"steps": 300, "batch": 16, "log_every": 50}, optimizer={"name": name, "peak": peak})
     result, _ = leg(chosen, tmp_path, store, until=300)
     first = records(tmp_path)[0]
     assert result.eval_loss is not None

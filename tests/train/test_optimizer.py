@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from raptr.train.adafactor import Adafactor
+from raptr.train.muon import Muon
 from raptr.train.optimizer import (
     OptimizerSettings,
     clip,
@@ -31,6 +33,31 @@ def test_cosine_decay_to_a_floor() -> None:
     )
 
 
+def test_cosine_over_the_whole_run_after_its_warm_up() -> None:
+    expected = [0.5, 1, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.25]
+    assert rates(5, warmup=2, decay=3 / 5, decay_shape="cosine", floor=0.1) == pytest.approx(expected)
+
+
+def test_inverse_square_root_from_the_step_at_which_the_decay_begins() -> None:
+    """Warm-up's end, the step at which the decay begins, and the last two; then T5's own numbers."""
+    seen = rates(100, warmup=4, decay=0.96, decay_shape="inverse-sqrt")
+    assert seen[:6] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.894427])
+    assert seen[-2:] == pytest.approx([0.202031, 0.201008], abs=1e-6)
+    held = rates(16, decay=0.75, decay_shape="inverse-sqrt")  # constant for k = 4 steps, then √(4 / step)
+    assert held[:6] == pytest.approx([1, 1, 1, 1, 1, 0.894427])
+    assert held[-2:] == pytest.approx([0.534522, 0.516398], abs=1e-6)
+    t5 = OptimizerSettings(peak=0.01, decay=0.98, decay_shape="inverse-sqrt")  # 1/√max(step, 10,000)
+    assert [t5.learning_rate(step, 500_000) for step in (0, 10_000, 40_000, 250_000)] == [0.01, 0.01, 0.005, 0.002]
+    assert t5.learning_rate(499_999, 500_000) == pytest.approx(499_999**-0.5)
+    assert rates(3, decay=0, decay_shape="inverse-sqrt") == [1, 1, 1]
+
+
+def test_an_inverse_square_root_from_step_0_on_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.decay is 1 .*inverse-sqrt.*10"):
+        OptimizerSettings(decay=1.0, decay_shape="inverse-sqrt").check_steps(10)
+    OptimizerSettings(decay=0.9, decay_shape="inverse-sqrt").check_steps(10)
+
+
 def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
     assert OptimizerSettings().decay_steps(800) == 200
     assert OptimizerSettings().decay_steps(10) == 3
@@ -54,6 +81,12 @@ def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
         ({"warmup": -1}, r"optimizer\.warmup.*-1"),
         ({"decay": -1.0}, r"optimizer\.decay.*-1\.0"),
         ({"decay": 500.0}, r"optimizer\.decay.*500\.0"),
+        ({"momentum": 1.0, "name": "muon"}, r"optimizer\.momentum.*1\.0"),
+        ({"floor": 0.1, "decay_shape": "inverse-sqrt"}, r"optimizer\.floor.*0\.1.*inverse-sqrt"),
+        ({"momentum": 0.9}, r"optimizer\.momentum.*0\.9.*adamw"),
+        ({"name": "adafactor", "weight_decay": 0.0}, r"optimizer\.weight_decay.*0\.0.*adafactor"),
+        ({"name": "adafactor", "beta2": 0.99}, r"optimizer\.beta2.*0\.99.*adafactor"),
+        ({"name": "muon", "idle": "zero"}, r"optimizer\.idle.*zero.*muon"),
     ],
 )
 def test_refusals(settings: dict[str, Any], sentence: str) -> None:
@@ -88,6 +121,9 @@ CLASSES: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (optim.RMSprop, {"momentum": 0.9, "centered": True}),
     (optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
     (optim.SGD, {}),
+    (Adafactor, {"factored": 2}),
+    (Adafactor, {}),
+    (Muon, {}),
 ]
 
 
@@ -112,6 +148,8 @@ def test_state_by_name_goes_on_bit_for_bit_for_any_class(kind: Any, settings: di
     weights = {name: value.clone() for name, value in whole.state_dict().items()}
 
     def optimizer(model: nn.Module) -> Optimizer:
+        if kind is Muon:
+            return make_optimizer(OptimizerSettings(name="muon", peak=0.01), model)
         made: Optimizer = kind(decay_groups(model, 0.0), lr=0.01, **settings)
         return made
 

@@ -16,6 +16,7 @@ from raptr.objectives.contract import Objective
 from raptr.objectives.registry import OBJECTIVES
 from raptr.settings import nearest, read, values
 from raptr.train.optimizer import OptimizerSettings
+from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
@@ -149,6 +150,7 @@ class TrainSettings:
     checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
     keep: int = field(default=2, metadata=FREE)  # checkpoints
     log_every: int = field(default=10, metadata=FREE)
+    tracker: str = field(default="tensorboard", metadata=FREE)  # also gets the numbers: train/trackers/
 
     def __post_init__(self) -> None:
         least = {
@@ -173,6 +175,10 @@ class TrainSettings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"train.device is {self.device!r}; allowed: auto, cpu, cuda")
+        if self.tracker not in TRACKERS:
+            raise ValueError(
+                f"train.tracker is {self.tracker!r}; {nearest(self.tracker, TRACKERS)}allowed: {', '.join(TRACKERS)}"
+            )
 
     @property
     def eval_interval(self) -> int:

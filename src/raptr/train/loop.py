@@ -50,6 +50,7 @@ from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
+from raptr.train.trackers.registry import check_installed
 
 if TYPE_CHECKING:
     from raptr.report import Report
@@ -102,6 +103,7 @@ def pretrain(
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
             result = Result(run, found.step, found.progress().eval_loss)
         else:
+            check_installed(settled.train.tracker)
             store = open_data(settled, run, console, verify=verify)
             trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
             if fresh:

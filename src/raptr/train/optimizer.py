@@ -1,8 +1,12 @@
-"""AdamW, parameter groups, an optimizer's state by name, and the learning rate as a pure function of the step.
+"""Optimizers by name, parameter groups, an optimizer's state by name, and the learning rate of a step.
 
-The learning rate warms up linearly, stays constant, and decays over the last part of the run: linearly to `floor`
-of the peak (BERT), or by a cosine (UL2). The length of the decay is a fraction of the run's own steps, a quarter
-unless set otherwise, and does not depend on the method. So a shorter run of a comparison decays on equal terms.
+The learning rate is a pure function of the step: it warms up linearly, stays constant, and decays over the last part of
+the run. The length of the decay is a fraction of the run's own steps, a quarter unless set otherwise, and does not
+depend on the method. So a shorter run of a comparison decays on equal terms. The shapes, for a decay that begins at
+step k:
+
+    linear, cosine   from the peak to `floor` of it at the run's end
+    inverse-sqrt     peak·√(k / step), which reaches no floor: T5's and UL2's 1/√max(step, k) for a peak of 1/√k
 
 Groups and state are those of any `torch.optim` class. What a class keeps of a parameter, and with which values it
 begins, is its own affair: the state of a parameter exists from its first step on, so a layer that has not run yet has
@@ -10,31 +14,41 @@ none in a checkpoint, and none afterwards.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raptr.models.roles import roles
+from raptr.models.roles import fused_parts, layer_matrices, roles
+from raptr.train.adafactor import Adafactor
 from raptr.train.idle import Policy
+from raptr.train.muon import Muon
+
+UNUSED = {  # settings that do nothing with an optimizer
+    "adamw": ("momentum",),
+    "muon": (),
+    "adafactor": ("weight_decay", "beta1", "beta2", "epsilon", "momentum"),
+}
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW and the learning rate."""
+    """The optimizer and the learning rate."""
 
+    name: Literal["adamw", "muon", "adafactor"] = "adamw"
     peak: float = 1e-3
     warmup: int = 0
     decay: float = 0.25  # the last part of the run in which the learning rate falls, as a fraction of its steps
-    decay_shape: Literal["linear", "cosine"] = "linear"
+    decay_shape: Literal["linear", "cosine", "inverse-sqrt"] = "linear"
     floor: float = 0.0  # the learning rate at the end, as a fraction of the peak
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-6
+    momentum: float = 0.95  # of Muon's matrices; its other parameters have AdamW's settings
     clip: float = 1.0  # the largest norm of the gradient; 0: no clipping
     idle: Policy = "skip"
 
@@ -42,16 +56,36 @@ class OptimizerSettings:
         _check("epsilon", self.epsilon, 0 < self.epsilon < math.inf, "a number above 0")
         for name in ("weight_decay", "clip"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "a number from 0 on")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "momentum"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a number from 0 to below 1")
         largest = torch.finfo(torch.float32).max * (1 - self.beta1)  # AdamW's first step divides by 1 - beta1
         _check("peak", self.peak, 0 < self.peak <= largest, f"a number above 0 and up to {largest:.3g}")
         for name in ("floor", "decay"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a fraction from 0 to 1")
         _check("warmup", self.warmup, self.warmup >= 0, "a whole number from 0 on")
+        if self.decay_shape == "inverse-sqrt" and self.floor:
+            raise ValueError(
+                f"optimizer.floor is {self.floor!r}, but optimizer.decay_shape inverse-sqrt ends at no fixed fraction "
+                "of the peak. Use 0."
+            )
+        for setting in fields(self):
+            if setting.name in UNUSED[self.name] and getattr(self, setting.name) != setting.default:
+                given = f"optimizer.{setting.name} is {getattr(self, setting.name)!r}"
+                raise ValueError(f"{given}, but optimizer.name {self.name} does not use it. Leave it out.")
+        if self.name == "muon" and self.idle == "zero":
+            raise ValueError(
+                "optimizer.idle is 'zero' with optimizer.name muon, whose updates are of one size even for a gradient "
+                "of zero, so idle layers would keep moving. Use skip, or another optimizer."
+            )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse a warm-up and a decay that do not fit into the run together."""
+        """Refuse a warm-up and a decay that do not fit into the run together, and a decay from step 0 without end."""
+        if self.decay_shape == "inverse-sqrt" and self.decay_steps(steps) == steps:
+            raise ValueError(
+                f"optimizer.decay is {self.decay:g} with optimizer.decay_shape inverse-sqrt, whose decay begins at "
+                f"step 1 or later: fewer than all {steps} steps are allowed. For a decay from step k on, use "
+                "1 - k / train.steps."
+            )
         if self.warmup + self.decay_steps(steps) > steps:
             raise ValueError(
                 f"optimizer.warmup is {self.warmup} steps and optimizer.decay {self.decay:g} of the run, "
@@ -71,27 +105,47 @@ class OptimizerSettings:
         left = steps - step  # the last step still has one part in `decay` of the peak
         if left >= decay or decay == 0:
             return self.peak
+        if self.decay_shape == "inverse-sqrt":
+            return self.peak * math.sqrt((steps - decay) / step)
         share = left / decay if self.decay_shape == "linear" else (1 - math.cos(math.pi * left / decay)) / 2
         return self.peak * (self.floor + (1 - self.floor) * share)
 
 
 def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
-    """AdamW with weight decay on matrices and embeddings, none on biases and norms."""
-    return torch.optim.AdamW(
-        decay_groups(model, settings.weight_decay),
+    """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only."""
+    if settings.name == "adafactor":
+        parts = {name: fused_parts(name) for name, _ in model.named_parameters()}
+        return Adafactor(part_groups(model, parts), lr=settings.peak)
+    matrices = {name: fused_parts(name) for name in layer_matrices(model)} if settings.name == "muon" else {}
+    adamw = torch.optim.AdamW(
+        decay_groups(model, settings.weight_decay, without=matrices),
         lr=settings.peak,
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         fused=next(model.parameters()).is_cuda,
     )
+    if settings.name == "adamw":
+        return adamw
+    own = {"lr": settings.peak, "weight_decay": settings.weight_decay, "momentum": settings.momentum}
+    return Muon([{**group, **own} for group in part_groups(model, matrices)], adamw)
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, weight_decay: float, without: Container[str] = ()) -> list[dict[str, Any]]:
     """Two groups for an optimizer: matrices and embeddings, which decay; biases and norm gains, which do not."""
-    named, known = dict(model.named_parameters()), roles(model)
+    named = dict(model.named_parameters())
+    known = {name: role for name, role in roles(model).items() if name not in without}
     return [
         {"params": [named[name] for name, role in known.items() if role in kinds], "weight_decay": decay}
         for kinds, decay in ((("matrix", "embedding"), weight_decay), (("gain", "bias"), 0.0))
+    ]
+
+
+def part_groups(model: nn.Module, parts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """A group of the named parameters for each number of maps that a parameter holds."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if name in parts]
+    return [
+        {"params": [parameter for name, parameter in named if parts[name] == count], "parts": count}
+        for count in sorted(set(parts.values()))
     ]
 
 

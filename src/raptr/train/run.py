@@ -4,7 +4,7 @@ config.yaml        the configuration, complete and without `auto` for device and
 environment.json   a list of the starts that trained: from which step, device, versions, commit, hardware, threads
 metrics.jsonl      append-only; readers keep the last record of a step and ignore a torn line
 tokenizer.json     that of the data, so that an export needs nothing but the run
-tensorboard/       the same numbers for TensorBoard
+tensorboard/       the same numbers for TensorBoard, or in wandb/ for W&B: `train.tracker`
 checkpoints/       step-N/
 export/            the model as `transformers` loads it
 report/            plots and tables, made from the rest
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 import yaml
@@ -35,13 +35,13 @@ from raptr.strict_yaml import load_yaml
 from raptr.train import checkpoint
 from raptr.train.config import ROUNDING, Config, differences
 from raptr.train.safety import LOCK, locked
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard.writer import SummaryWriter
+from raptr.train.trackers.contract import Tracker
+from raptr.train.trackers.registry import TRACKERS
 
 # What is written into a run's folder beside config.yaml and environment.json; outcome.json is a comparison's.
 WRITTEN = re.compile(
-    r"metrics\.jsonl|tokenizer\.json|outcome\.json|tensorboard|checkpoints|report|export(-\d+-layers)?(-step-\d+)?"
+    r"metrics\.jsonl|tokenizer\.json|outcome\.json|checkpoints|report|export(-\d+-layers)?(-step-\d+)?|"
+    + "|".join(tracker.folder for tracker in TRACKERS.values())
 )
 PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
@@ -59,7 +59,8 @@ class RunFolder:
         self.checkpoints = path / checkpoint.FOLDER
         self.tokenizer = path / "tokenizer.json"
         self.report = path / "report"
-        self._board: SummaryWriter | None = None
+        self._held: Config | None = None  # what the folder is open for
+        self._tracker: Tracker | None = None
 
     @contextmanager
     def opened(self, config: Config, *, fresh: bool = False) -> Iterator[Config]:
@@ -76,7 +77,8 @@ class RunFolder:
             )
         with locked(self.path):
             try:
-                yield self._settled(config, self.read() if is_run else None, fresh=fresh)
+                self._held = self._settled(config, self.read() if is_run else None, fresh=fresh)
+                yield self._held
             finally:
                 self._close()
 
@@ -155,7 +157,8 @@ class RunFolder:
         starts = self.starts() if self.begun() else []
         if not starts:  # earlier starts, if any, came no further than their first evaluation
             _remove(self.metrics)
-            _remove(self.path / "tensorboard")
+            for tracker in TRACKERS.values():
+                _remove(self.path / tracker.folder)
         elif starts[-1].get("data", start["data"]) != start["data"]:
             raise ValueError(
                 f"the run in {str(self.path)!r} was trained on other data "
@@ -169,21 +172,22 @@ class RunFolder:
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Append one record to the metrics, and to TensorBoard's."""
+        """Append one record to the metrics, and hand its numbers to the tracker."""
         self._append(json.dumps(record) + "\n")
-        if self._board is None:
-            from torch.utils.tensorboard.writer import SummaryWriter  # slow to import
-
-            # what a killed run wrote beyond its checkpoint is hidden, since it is written again
-            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=record["step"])
-        for key, value in record.items():
-            if key not in ("kind", "step") and isinstance(value, int | float):
-                self._board.add_scalar(f"{record['kind']}/{key}", value, record["step"])
+        assert self._held is not None
+        kind = TRACKERS.get(self._held.train.tracker)
+        if kind is None:
+            return
+        if self._tracker is None:  # what a killed run wrote beyond its checkpoint is written again
+            self._tracker = kind(self.path, self._held.mapping(), record["step"])
+        numbers = {key: value for key, value in record.items() if key not in ("kind", "step")}
+        numbers = {f"{record['kind']}/{key}": value for key, value in numbers.items() if isinstance(value, int | float)}
+        self._tracker.log(record["step"], numbers)
 
     def _close(self) -> None:
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
 
     def _append(self, text: str) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
