@@ -184,8 +184,18 @@ def test_the_head_runs_on_masked_positions_only() -> None:
     model, data = bert(), batch()
     scores = model.logits(data, Subnetwork.full(5))
     assert scores.shape == (3, 3, 50)
+    assert data.positions_BM is not None
     moved = data._replace(positions_BM=data.positions_BM.flip(1))
     assert_close(model.logits(moved, Subnetwork.full(5)), scores.flip(1))
+
+
+def test_without_positions_the_head_runs_on_all_of_them() -> None:
+    model, data = bert(), batch()
+    everywhere = torch.arange(data.tokens_BS.shape[1]).expand_as(data.tokens_BS)
+    listed = Batch(data.tokens_BS, everywhere, data.tokens_BS.roll(1, 1))
+    implied = listed._replace(positions_BM=None)
+    for run in (model, model.logits):
+        assert torch.equal(run(implied, Subnetwork.full(5)), run(listed, Subnetwork.full(5)))
 
 
 def test_initial_weights_belong_to_seed_and_name() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raptr.data import EvalData, TokenStore, TrainData
-from raptr.data.batch import Batch
+from raptr.data.batch import IGNORED, Batch
 from raptr.data.source import Int64s
 from raptr.hashing import bits
 from raptr.objectives.mlm import MaskedLM, mask, masked_count
@@ -120,19 +120,28 @@ def test_bad_settings_get_a_sentence() -> None:
 
 def original(batch: Batch) -> torch.Tensor:
     """The sequences before they were masked."""
-    return batch.tokens_BS.scatter(1, batch.positions_BM, batch.labels_BM)
+    return batch.tokens_BS.scatter(1, places(batch), batch.labels_BM)
+
+
+def places(batch: Batch) -> torch.Tensor:
+    assert batch.positions_BM is not None
+    return batch.positions_BM
 
 
 def test_a_batch_is_the_windows_behind_cls_with_some_tokens_hidden(store: TokenStore) -> None:
     objective = MaskedLM(store.vocabulary)
     windows = TrainData(store, objective.window(128), 8, seed=0).windows(3)
     batch = objective.training(windows, seed=0)
-    assert [tuple(tensor.shape) for tensor in batch[:3]] == [(8, 128), (8, 19), (8, 19)]
-    assert {tensor.dtype for tensor in batch[:3]} == {torch.int64}
+    tensors = [batch.tokens_BS, places(batch), batch.labels_BM]
+    assert [tuple(tensor.shape) for tensor in tensors] == [(8, 128), (8, 19), (8, 19)]
+    assert {tensor.dtype for tensor in tensors} == {torch.int64}
     assert batch.segments_BS is None
     assert (original(batch)[:, 0] == store.vocabulary["[CLS]"]).all()
     assert (original(batch)[:, 1:].numpy() == windows.tokens_BW).all()
     assert (batch.tokens_BS == store.vocabulary["[MASK]"]).any(dim=1).all()
+    labels_BS = batch.labels_BS()
+    assert torch.equal(labels_BS.gather(1, places(batch)), batch.labels_BM)
+    assert (labels_BS == IGNORED).sum() == 8 * (128 - 19)
     moved = batch.to("meta")
     assert isinstance(moved, Batch)
     assert moved.labels_BM.device.type == "meta"
@@ -154,9 +163,9 @@ def test_epochs_mask_the_same_window_differently(store: TokenStore) -> None:
     (count,) = TrainData(store, 127, 1, seed=0).samples
     whole = TrainData(store, 127, count, seed=0)
     first, second = (objective.training(whole.windows(epoch), seed=0) for epoch in (0, 1))
-    places = {tuple(row): i for i, row in enumerate(original(second).tolist())}
-    moved = [places[tuple(row)] for row in original(first).tolist()]
-    assert not (first.positions_BM == second.positions_BM[moved]).all(dim=1).any()
+    rows = {tuple(row): i for i, row in enumerate(original(second).tolist())}
+    moved = [rows[tuple(row)] for row in original(first).tolist()]
+    assert not (places(first) == places(second)[moved]).all(dim=1).any()
 
 
 def test_a_window_is_judged_on_the_same_mask_in_a_larger_set(store: TokenStore) -> None:
@@ -168,4 +177,6 @@ def test_a_window_is_judged_on_the_same_mask_in_a_larger_set(store: TokenStore) 
     )
     rows = [i * available // (available // 2) for i in range(available // 2)]
     for one, other in zip(half[:3], everything[:3], strict=True):
+        assert one is not None
+        assert other is not None
         assert torch.equal(one, other[rows])

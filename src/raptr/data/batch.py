@@ -10,18 +10,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+IGNORED = -100  # a label that torch's cross entropy leaves out
+
 
 class Batch(NamedTuple):
     """Sequences, and what is to be predicted at some of their positions."""
 
     tokens_BS: Tensor
     """int64: the input."""
-    positions_BM: Tensor
-    """int64: where the loss is taken, ascending in each row."""
+    positions_BM: Tensor | None
+    """int64: where the loss is taken, ascending in each row; None: at every position, so M is S."""
     labels_BM: Tensor
     """int64: the tokens to be predicted there."""
     segments_BS: Tensor | None = None
     """int64: tokens attend to those of their own segment only; None: to all of the sequence."""
+
+    def labels_BS(self) -> Tensor:
+        """The labels at every position of the sequences, IGNORED where no loss is taken: what stock models expect."""
+        if self.positions_BM is None:
+            return self.labels_BM
+        return torch.full_like(self.tokens_BS, IGNORED).scatter(1, self.positions_BM, self.labels_BM)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""

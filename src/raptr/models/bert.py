@@ -112,7 +112,7 @@ class Bert(nn.Module):
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
         x_BSD = self.encoded(batch.tokens_BS, subnetwork, batch.segments_BS)
         x_ND = self.predictors(x_BSD, batch.positions_BM)
-        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.positions_BM.shape, -1)
+        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.labels_BM.shape, -1)
 
     def hidden(self, tokens_BS: Tensor, subnetwork: Subnetwork, segments_BS: Tensor | None = None) -> Tensor:
         """The encoder's output; with segments, attention stays inside each."""
@@ -137,18 +137,19 @@ class Bert(nn.Module):
         dropped_BSD: Tensor = self.dropout(x_BSD if self.stream is None else x_BSD.to(self.stream))
         return dropped_BSD
 
-    def loss(self, x_BSD: Tensor, positions_BM: Tensor, labels_BM: Tensor) -> Tensor:
+    def loss(self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor) -> Tensor:
         """The mean cross entropy at the masked positions, from the encoder's output before the final norm."""
         x_ND = self.predictors(x_BSD, positions_BM)
         return linear_cross_entropy(x_ND, self.tokens.weight, self.head_bias, labels_BM.flatten())
 
-    def predictors(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
+    def predictors(self, x_BSD: Tensor, positions_BM: Tensor | None) -> Tensor:
         """What the scores are made of, for all N = B·M masked positions."""
         batch, length, _ = x_BSD.shape
-        first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
-        at_BM = first_B.unsqueeze(1) + positions_BM
-        x_ND = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
-        normed_ND: Tensor = self.head_norm(F.gelu(self.head_dense(x_ND)))
+        x_ND = x_BSD.flatten(0, 1)
+        if positions_BM is not None:
+            first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
+            x_ND = x_ND.index_select(0, (first_B.unsqueeze(1) + positions_BM).flatten())
+        normed_ND: Tensor = self.head_norm(F.gelu(self.head_dense(self.final_norm(x_ND))))
         return normed_ND
 
 

@@ -5,7 +5,7 @@ of its tokens, its number and a seed: whichever batch it turns up in, and howeve
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from raptr.data.batch import Batch
 from raptr.data.source import Windows
@@ -18,6 +18,11 @@ class Objective(ABC):
 
     name: ClassVar[str]
     specials: ClassVar[Specials]
+    attention: ClassVar[Literal["full", "causal"]]
+    """What a position may attend to: the whole sequence, or itself and what stands before it.
+
+    With `causal` every token is predicted from those before it, so the loss is the negative log-likelihood of the text.
+    """
 
     @abstractmethod
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -12,7 +12,7 @@ Shapes: B batch, W window, S sequence, M masked positions.
 """
 
 import math
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class MaskedLM(Objective):
 
     name: ClassVar[str] = "mlm"
     specials: ClassVar[Specials] = BERT
+    attention: ClassVar[Literal["full", "causal"]] = "full"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without BERT's special tokens."""

@@ -85,14 +85,15 @@ class ObjectiveSettings:
     name: str = MaskedLM.name
 
     def __post_init__(self) -> None:
-        if self.name in SPECIALS and self.name not in OBJECTIVES:
+        trained = [name for name, kind in OBJECTIVES.items() if kind.attention == "full"]  # by encoders
+        if self.name in SPECIALS and self.name not in trained:
             raise ValueError(
                 f"objective.name is {self.name}, for which data can be prepared but no model trained yet. "
-                f"Use {', '.join(OBJECTIVES)}."
+                f"Use {', '.join(trained)}."
             )
-        if self.name not in OBJECTIVES:
+        if self.name not in trained:
             raise ValueError(
-                f"objective.name is {self.name!r}; {nearest(self.name, OBJECTIVES)}allowed: {', '.join(OBJECTIVES)}"
+                f"objective.name is {self.name!r}; {nearest(self.name, trained)}allowed: {', '.join(trained)}"
             )
 
     @property
