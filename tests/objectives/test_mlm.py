@@ -13,7 +13,7 @@ from raptr.hashing import bits
 from raptr.objectives.mlm import MaskedLM, mask, masked_count
 
 PAD, CLS, MASK = 0, 2, 4
-ORDINARY = range(5, 100)
+ORDINARY = np.arange(100) >= 5
 
 
 def sequences(rows: int, length: int) -> Int64s:
@@ -25,7 +25,7 @@ def sequences(rows: int, length: int) -> Int64s:
 
 def masked(tokens: Int64s, samples: list[int], seed: int = 0, rate: float = 0.15) -> tuple[Int64s, Int64s, Int64s]:
     numbers = np.array(samples, dtype=np.uint64)
-    return mask(tokens, numbers, seed=seed, stream="mask", hidden=MASK, ordinary=ORDINARY, rate=rate)
+    return mask(tokens, numbers, seed=seed, stream="mask", hidden=MASK, ordinary_V=ORDINARY, rate=rate)
 
 
 def test_golden_values() -> None:
@@ -72,6 +72,17 @@ def test_special_tokens_are_spared_while_others_are_left() -> None:
     assert positions.shape == (50, 12)
 
 
+def test_special_tokens_may_lie_anywhere() -> None:
+    ordinary = np.ones(100, np.bool_)
+    ordinary[[0, 7, 50, 99]] = False
+    tokens = np.tile(np.array([0, 7, 50, 99, *range(20, 46)]), (400, 1))
+    samples = np.arange(400, dtype=np.uint64)
+    inputs, positions, labels = mask(tokens, samples, seed=0, stream="mask", hidden=99, ordinary_V=ordinary, rate=0.5)
+    assert ordinary[labels].all()
+    shown = np.take_along_axis(inputs, positions, axis=1)
+    assert set(np.unique(shown)) == set(np.flatnonzero(ordinary)) | {99}
+
+
 def test_eight_one_one() -> None:
     rows = 4000
     tokens = np.full((rows, 100), 50, dtype=np.int64)
@@ -106,7 +117,7 @@ def test_samples_seeds_and_streams_differ() -> None:
     assert (positions[0] != positions[1]).any()
     assert (masked(tokens, [0, 1], seed=1)[1] != positions).any()
     samples = np.array([0, 1], dtype=np.uint64)
-    held_out = mask(tokens, samples, seed=0, stream="evaluation", hidden=MASK, ordinary=ORDINARY)[1]
+    held_out = mask(tokens, samples, seed=0, stream="evaluation", hidden=MASK, ordinary_V=ORDINARY)[1]
     assert (held_out != positions).any()
 
 

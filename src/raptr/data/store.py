@@ -1,6 +1,7 @@
 """Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
 
     tokenizer.json
+    tokenizer_config.json        where the tokenizer has names of its own for the special tokens: which they are
     wiki-train-00000.tokens      the documents' tokens, each with an end token; little-endian integers
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.data.tokenizer import CONFIG, Vocabulary, load, read_vocabulary
 from raptr.data.verification import first_damaged
 from raptr.hashing import Uint64s
 
@@ -97,11 +98,13 @@ class Manifest:
     tokenizer_sha256: str
     domains: tuple[Part, ...]
     request: dict[str, Any] = field(default_factory=dict)
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """The tokenizer's own names of special tokens, by ours; only those that differ."""
 
     @property
     def fingerprint(self) -> str:
         """A digest of all that decides what a run reads; where the text came from is not part of it."""
-        facts = {"format": FORMAT, **asdict(self)}
+        facts = self._facts()
         del facts["request"]
         for part in facts["domains"]:
             for name in LEFT_OUT:
@@ -122,8 +125,13 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of data.json."""
-        facts = {"format": FORMAT, **asdict(self), "fingerprint": self.fingerprint}
-        return json.dumps(facts, indent=2) + "\n"
+        return json.dumps({**self._facts(), "fingerprint": self.fingerprint}, indent=2) + "\n"
+
+    def _facts(self) -> dict[str, Any]:
+        facts = {"format": FORMAT, **asdict(self)}
+        if not self.special_tokens:  # folders from before there were such names keep their fingerprint
+            del facts["special_tokens"]
+        return facts
 
 
 @final
@@ -189,10 +197,13 @@ def open_store(path: Path) -> TokenStore:
     for shard in manifest.shards():
         _check_size(path / shard.file, shard.tokens * itemsize)
         _check_size(path / shard.documents_file, shard.documents * OFFSETS.itemsize)
-    vocabulary = vocabulary_of(load(path / TOKENIZER))
+    vocabulary = read_vocabulary(path / TOKENIZER)
     if vocabulary.size != manifest.vocabulary:
         raise _damaged(path / TOKENIZER, f"{manifest.vocabulary} tokens", f"{vocabulary.size}")
-    return TokenStore(path, manifest, vocabulary)
+    for token, name in manifest.special_tokens.items():
+        if vocabulary.name(token) != name:
+            raise _damaged(path / CONFIG, f"{name} for {token}", vocabulary.names.get(token, "no name"))
+    return TokenStore(path, manifest, Vocabulary(vocabulary.ids, manifest.special_tokens))
 
 
 def dtype_for(vocabulary: int) -> str:

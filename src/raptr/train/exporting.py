@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from raptr.data.tokenizer import load, vocabulary_of
+from raptr.data.tokenizer import read_vocabulary
 from raptr.files import new_folder, sync
 from raptr.methods import Method
 from raptr.models.bert import Bert
@@ -51,7 +51,7 @@ def export_trained(model: Bert, subnetwork: Subnetwork, tokenizer_file: Path, ou
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
-    exported = to_transformers(model, subnetwork, vocabulary_of(load(tokenizer_file)))
+    exported = to_transformers(model, subnetwork, read_vocabulary(tokenizer_file))
     tokenizer = stock_tokenizer(tokenizer_file, model.config.positions)
     try:
         with new_folder(out) as partial:
@@ -143,7 +143,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 folder = "."
 model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-print(pipeline("fill-mask", model=model, tokenizer=tokenizer)("import [MASK]"))
+print(pipeline("fill-mask", model=model, tokenizer=tokenizer)(f"import {{tokenizer.mask_token}}"))
 ```
 
 **Load it with an `Auto` class, or with `{STOCK.__name__}`.** Its layers normalise their inputs

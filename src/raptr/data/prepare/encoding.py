@@ -6,7 +6,8 @@ threads are enough.
 
 The tokenizer needs more than 100 bytes of memory for each character that it is given, so long documents are
 encoded piece by piece. A piece ends before white space, where byte-level BPE begins a new word in any case: the
-tokens are those of the whole document.
+tokens are those of the whole document. So they are where a tokenizer puts a space in front of each text, since a
+piece's own first space is dropped there.
 """
 
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,15 +57,16 @@ class Progress:
 def encode(
     folder: Path,
     tokenizer: Tokenizer,
+    end: str,
     dtype: np.dtype[Any],
     request: Request,
     journal: Journal,
     progress: Callable[[Progress], None],
 ) -> Journal:
-    """Write the shards of all domains, from where the journal stands; the journal when all is done."""
+    """Write the shards of all domains, `end` behind each document, from where the journal stands; the last journal."""
     sides = journal.sides(request.limit)
     pieces = request.chunks(journal.position)
-    encoder = Encoder(tokenizer, sides, dtype, request.specials.end)
+    encoder = Encoder(tokenizer, sides, dtype, end)
     with one_thread_each(), ExitStack() as stack:
         encoded = in_order(encoder, pieces, request.threads, depth=request.threads + 2)
         stack.enter_context(closing(encoded))
@@ -149,7 +152,7 @@ class Encoder:
         whole = iter(self._ids(short))
         found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
         for text, digest in zip(chunk.texts, chunk.digests, strict=True):
-            parts = [next(whole)] if len(text) <= PIECE else [self._ids([piece])[0] for piece in pieces(text)]
+            parts = [next(whole)] if len(text) <= PIECE else self._long(text)
             found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, end])
         chunk.texts.clear()
         result: Encoded = {}
@@ -158,6 +161,18 @@ class Encoder:
             tokens = [part for parts in documents for part in parts]
             result[split] = np.concatenate([end[:0], *tokens]), lengths
         return result
+
+    def _long(self, text: str) -> list[Tokens]:
+        first, *others = pieces(text)
+        if self._adds_a_space:
+            others = [piece.removeprefix(" ") for piece in others]
+        return [self._ids([piece])[0] for piece in (first, *others)]
+
+    @cached_property
+    def _adds_a_space(self) -> bool:
+        """Whether each text that is encoded gets a space in front, as with Llama's first tokenizers."""
+        whole, first, bare, spaced = (one.tolist() for one in self._ids(["a b", "a", "b", " b"]))
+        return bool(whole == first + bare != first + spaced)
 
     def _ids(self, texts: list[str]) -> list[Tokens]:
         # The fast variant gives the same ids and leaves out the offsets into the text.

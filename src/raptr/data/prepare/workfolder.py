@@ -11,6 +11,7 @@ import tokenizers
 from raptr.data.prepare.journal import JOURNAL, Journal, read_journal
 from raptr.data.prepare.request import difference
 from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
+from raptr.data.tokenizer import CONFIG
 from raptr.files import locked
 
 OURS = (".tokens", ".documents", ".partial", ".new")  # .new: of an earlier version
@@ -101,4 +102,4 @@ def _finished(work: Path, request: dict[str, Any]) -> str:
 
 
 def _ours(name: str) -> bool:
-    return name in (JOURNAL, MANIFEST, TOKENIZER) or name.endswith(OURS)
+    return name in (JOURNAL, MANIFEST, TOKENIZER, CONFIG) or name.endswith(OURS)
