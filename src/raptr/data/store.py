@@ -32,8 +32,8 @@ MANIFEST = "data.json"
 TOKENIZER = "tokenizer.json"
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSETS = np.dtype("<u8")
-# What a domain says beside its shards; no run reads it.
-LEFT_OUT = ("duplicates", "broken", "empty")
+# What a domain says beside its shards; it decides nothing about training, and older folders lack some of it.
+BESIDE = ("duplicates", "broken", "empty", "train_bytes", "valid_bytes")
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -66,7 +66,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Part:
-    """A domain's shards, and what was left out of them when they were written."""
+    """A domain's shards, what was left out of them when they were written, and the UTF-8 bytes of each split's text."""
 
     name: str
     weight: float
@@ -75,6 +75,8 @@ class Part:
     duplicates: int = 0
     broken: int = 0
     empty: int = 0
+    train_bytes: int | None = None
+    valid_bytes: int | None = None
 
     def shards(self, split: Split) -> tuple[Shard, ...]:
         """The shards of a split, in order."""
@@ -107,7 +109,7 @@ class Manifest:
         facts = self._facts()
         del facts["request"]
         for part in facts["domains"]:
-            for name in LEFT_OUT:
+            for name in BESIDE:
                 del part[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -166,6 +168,11 @@ class TokenStore:
     def summary(self) -> tuple[Part, ...]:
         """What was prepared of each domain: documents, tokens, and what was left out."""
         return self.manifest.domains
+
+    def bytes_per_token(self, split: Split) -> dict[str, float]:
+        """The UTF-8 bytes of text per token, end tokens included, of each domain; without those that do not say it."""
+        counts = {part.name: part.train_bytes if split == "train" else part.valid_bytes for part in self.summary()}
+        return {name: count / self.manifest.part(name).total(split) for name, count in counts.items() if count}
 
     def longest_window(self) -> int:
         """Tokens in a row that every split of every domain has."""

@@ -54,7 +54,7 @@ def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> J
     if MANIFEST in names:
         reason = _finished(work, request)
     elif journal is None:
-        reason = "it was stopped before its tokenizer was made"
+        reason = "it was stopped before its tokenizer was made, or by another version of raptr"
     else:
         reason = difference(journal.request, request)
         if not reason and journal.version != tokenizers.__version__:
