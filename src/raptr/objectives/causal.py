@@ -13,7 +13,7 @@ Nothing here is random: a window gives the same batch in every epoch.
 Shapes: B batch, W window, S sequence, M = S targets.
 """
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import torch
 
@@ -21,7 +21,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream
-from raptr.objectives.contract import Objective
+from raptr.objectives.contract import Attention, Objective
 from raptr.objectives.specials import CAUSAL
 
 
@@ -31,7 +31,7 @@ class CausalLM(Objective):
 
     name: ClassVar[str] = "causal"
     specials: ClassVar[Specials] = CAUSAL
-    attention: ClassVar[Literal["full", "causal"]] = "causal"
+    attention: ClassVar[Attention] = "causal"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without an end token."""

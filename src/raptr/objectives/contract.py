@@ -12,17 +12,17 @@ from raptr.data.source import Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream
 
+# What a position may attend to: the whole sequence; itself and what stands before it; these and the sequence's prefix.
+# With `causal` every token is predicted from those before it, so the loss is the negative log-likelihood of the text.
+Attention = Literal["full", "causal", "prefix"]
+
 
 class Objective(ABC):
     """What a model with a given vocabulary learns to predict."""
 
     name: ClassVar[str]
     specials: ClassVar[Specials]
-    attention: ClassVar[Literal["full", "causal"]]
-    """What a position may attend to: the whole sequence, or itself and what stands before it.
-
-    With `causal` every token is predicted from those before it, so the loss is the negative log-likelihood of the text.
-    """
+    attention: ClassVar[Attention]
 
     @abstractmethod
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -12,7 +12,7 @@ Shapes: B batch, W window, S sequence, M masked positions, V vocabulary.
 """
 
 import math
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import Int64s, Windows
 from raptr.data.tokenizer import BERT, Specials, Vocabulary
 from raptr.hashing import Stream, Uint64s, bits_array
-from raptr.objectives.contract import Objective
+from raptr.objectives.contract import Attention, Objective
 
 RATE = 0.15
 EIGHT_TENTHS = np.uint64(8 * 2**64 // 10)
@@ -41,7 +41,7 @@ class MaskedLM(Objective):
 
     name: ClassVar[str] = "mlm"
     specials: ClassVar[Specials] = BERT
-    attention: ClassVar[Literal["full", "causal"]] = "full"
+    attention: ClassVar[Attention] = "full"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without BERT's special tokens."""
