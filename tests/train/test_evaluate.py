@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from raptr.data import EvalData, TokenStore
 from raptr.data.batch import Batch
-from raptr.data.prepare import parse_domain, prepare_corpus
+from raptr.data.prepare import Document, parse_domain, prepare, prepare_corpus
 from raptr.objectives import SPECIALS
 from raptr.objectives.causal import CausalLM
 from raptr.objectives.contract import Objective
 from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.ul2 import UL2
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.evaluate import Evaluation, evaluate
@@ -93,6 +94,27 @@ def test_bits_per_byte_and_perplexity_belong_to_the_likelihood_of_text(tmp_path:
     uncounted = tuple(replace(part, valid_bytes=None) for part in store.manifest.domains)
     older = replace(store, manifest=replace(store.manifest, domains=uncounted))
     assert judged(CausalLM, older).likelihood.keys() == {"perplexity"}
+
+
+class OfLabels(Constant):
+    """A model whose loss is the mean over the targets of (label % 7)."""
+
+    def forward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        return (batch.labels_BM % 7).double().mean()
+
+
+@pytest.mark.parametrize("kind", [CausalLM, UL2], ids=lambda kind: kind.name)
+def test_the_mean_is_over_targets_however_windows_are_batched(kind: type[Objective], tmp_path: Path) -> None:
+    documents = [Document(f"{i}", f"text {i} says {i * i} and no more. " * 9) for i in range(200)]
+    store = prepare(tmp_path / "store", lambda: documents, 500, valid=lambda: documents[::4], specials=kind.specials)
+    objective = kind(store.vocabulary)
+    data = EvalData(store, objective.window(24), 100)
+    batches = [objective.evaluation(windows) for windows in data.windows("text", 1)]
+    labels = torch.cat([batch.labels_BM.flatten() for batch in batches])
+    expected = (labels % 7).double().mean().item()
+    for size in (1, 7, 64):
+        found = evaluate(OfLabels(), objective, data, Subnetwork.full(1), batch=size)
+        assert found.loss == pytest.approx(expected, rel=1e-12)
 
 
 def test_masked_language_modelling_has_no_likelihood_of_text(mixture: TokenStore, tmp_path: Path) -> None:

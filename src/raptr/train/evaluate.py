@@ -45,8 +45,11 @@ def evaluate(
             total, count = torch.zeros((), dtype=torch.float64, device=device), 0
             for windows in data.windows(domain, batch):
                 piece = objective.evaluation(windows)
-                total += model(piece.to(device), subnetwork).double() * len(piece.tokens_BS)
-                count += len(piece.tokens_BS)
+                weight = len(
+                    piece.labels_BM
+                )  # sequences, which have equally many targets; or targets, where they are flat
+                total += model(piece.to(device), subnetwork).double() * weight
+                count += weight
             sums[domain], counts[domain] = total, count
     model.train(training)
     losses = {domain: float(total) / counts[domain] for domain, total in sums.items()}
