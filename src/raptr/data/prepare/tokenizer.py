@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from raptr.data.tokenizer import BERT, CONFIGS, Specials, Vocabulary, load, read_vocabulary
+from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, Vocabulary, load, read_vocabulary
 
 UNKNOWN = "[UNK]"
 LARGEST = 2**32
@@ -67,6 +67,11 @@ def existing(path: Path, specials: Specials) -> tuple[Tokenizer, Vocabulary]:
     try:
         vocabulary.ordinary(specials)
     except ValueError as error:
-        files = " or ".join(CONFIGS)
-        raise ValueError(f"{path}: {error} Tokens that have other names are found where {files} says so.") from error
+        keys = ", ".join(
+            STOCK_KEYS[token] for token in specials.tokens if token in STOCK_KEYS and token not in vocabulary
+        )
+        hint = (
+            f"Where the tokenizer has them under other names, {CONFIG} beside it must say so ({keys})." if keys else ""
+        )
+        raise ValueError(f"{path}: {error} {hint}".rstrip()) from error
     return tokenizer, vocabulary
