@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from raptr.data import EvalData, TokenStore, TrainData, Vocabulary, Windows
 from raptr.data.batch import Batch
@@ -80,6 +81,39 @@ def test_an_end_token_starts_the_next_document_where_documents_are_isolated() ->
             assert all(tokens[at] == END and document_of[at + 1] == label for at in strangers)
             if document_of[place] != label:
                 assert used == [place]
+
+
+def stock() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    model.train(False)
+    return model
+
+
+@torch.no_grad()
+def test_the_loss_is_that_of_a_stock_decoder() -> None:
+    model, batch = stock(), batch_of(DOCUMENTS)
+    logits = model(input_ids=batch.tokens_BS).logits
+    ours = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BM.flatten())
+    windows = torch.tensor(DOCUMENTS)
+    torch.testing.assert_close(ours, model(input_ids=windows, labels=windows).loss)  # it shifts the labels itself
+
+
+@torch.no_grad()
+def test_isolated_documents_are_predicted_as_if_they_stood_alone() -> None:
+    model, batch = stock(), batch_of(DOCUMENTS, SEGMENTS)
+    logits = model(input_ids=batch.tokens_BS, attention_mask=sees(batch).unsqueeze(1)).logits
+    # The third document of the second window, behind the end token before it.
+    alone = model(input_ids=torch.tensor([[END, 30]])).logits
+    torch.testing.assert_close(logits[1, 4:6], alone[0], atol=1e-5, rtol=0)
+    assert batch.labels_BM[1, 4:6].tolist() == [30, END]
 
 
 def test_every_position_counts_so_micro_batches_have_the_same_number_of_targets(text: TokenStore) -> None:
