@@ -220,14 +220,14 @@ def _collect() -> None:
 
 def all_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
     """The stock loss of `BertForMaskedLM`: the head on every position, labels -100 where nothing was masked."""
-    labels_BS = torch.full_like(batch.tokens_BS, -100).scatter(1, batch.positions_BM, batch.labels_BM)
-    return F.cross_entropy(model.cls(hidden_BSD).flatten(0, 1), labels_BS.flatten())
+    return F.cross_entropy(model.cls(hidden_BSD).flatten(0, 1), batch.labels_BS().flatten())
 
 
 def masked_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
     """The same loss with the head on the masked positions only."""
     sequences, length, _ = hidden_BSD.shape
     first_B1 = torch.arange(0, sequences * length, length, device=hidden_BSD.device).unsqueeze(1)
+    assert batch.positions_BM is not None
     hidden_ND = hidden_BSD.flatten(0, 1).index_select(0, (first_B1 + batch.positions_BM).flatten())
     return F.cross_entropy(model.cls(hidden_ND), batch.labels_BM.flatten())
 

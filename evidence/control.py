@@ -33,7 +33,6 @@ from raptr.objectives.mlm import MaskedLM
 from raptr.train.run import environment
 
 ROOT = Path(__file__).resolve().parents[1]
-IGNORED = -100  # a label that cross entropy leaves out
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -126,9 +125,8 @@ def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int)
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """The stock model's own loss, with labels at the masked positions only."""
-    labels_BS = torch.full_like(batch.tokens_BS, IGNORED).scatter_(1, batch.positions_BM, batch.labels_BM)
     with torch.autocast(batch.tokens_BS.device.type, torch.bfloat16, enabled=batch.tokens_BS.is_cuda):
-        loss: Tensor = model(input_ids=batch.tokens_BS, labels=labels_BS).loss
+        loss: Tensor = model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss
     return loss
 
 

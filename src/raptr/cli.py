@@ -215,7 +215,9 @@ def prepare(
     objective: Annotated[
         str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; only mlm can be trained yet.")
     ] = "mlm",
-    tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer.json instead of training one.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Use this tokenizer.json, or its folder, not a new one.")
+    ] = None,
     field: Annotated[str, typer.Option(help="The field of jsonl and parquet that holds the text.")] = "text",
     documents: Annotated[str | None, typer.Option(metavar="|".join(DOCUMENTS), help=DOCUMENTS_HELP)] = None,
     held_out: Annotated[float, typer.Option(help="The fraction of documents kept for evaluation.")] = HELD_OUT,

@@ -40,8 +40,7 @@ def losses(speed: ModuleType, store: TokenStore, how: str) -> dict[str, float]:
     """Of every head, and of the stock model itself."""
     batch = first_batch(store)
     model = speed.hugging_face(TINY)
-    labels_BS = torch.full_like(batch.tokens_BS, -100).scatter(1, batch.positions_BM, batch.labels_BM)
-    stock = model(input_ids=batch.tokens_BS, labels=labels_BS).loss.item()
+    stock = model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss.item()
     return {"stock": stock} | {
         name: speed.peer_loss(model, head, how)(batch).item() for name, head in speed.HEADS.items()
     }

@@ -69,6 +69,21 @@ def test_the_files_are_as_documented(made: TokenStore) -> None:
     assert len(raw) == 2 * facts["domains"][0]["train"][0]["tokens"]
 
 
+def test_bytes_of_text_are_counted_but_are_no_part_of_the_fingerprint(made: TokenStore, copy: Path) -> None:
+    sizes = {split: sum(len(text.encode()) for text in some) for split, some in texts(made).items()}
+    (part,) = made.summary()
+    assert (part.train_bytes, part.valid_bytes) == (sizes["train"], sizes["valid"])
+    for split in SPLITS:
+        assert made.bytes_per_token(split) == {"text": sizes[split] / part.total(split)}
+    facts = json.loads((copy / "data.json").read_text(encoding="utf-8"))
+    for name in ("train_bytes", "valid_bytes"):  # as in folders from before they were counted
+        del facts["domains"][0][name]
+    (copy / "data.json").write_text(json.dumps(facts), encoding="utf-8")
+    older = open_store(copy)
+    assert older.fingerprint == made.fingerprint
+    assert older.bytes_per_token("valid") == {}
+
+
 def test_the_same_text_gives_the_same_fingerprint(made: TokenStore, tmp_path: Path) -> None:
     again = prepare(tmp_path / "again", documents, 300, shard_tokens=10**9)
     assert again.fingerprint == made.fingerprint

@@ -36,7 +36,7 @@ LENGTH, STEPS = 16, 12
 
 
 class NextToken(Objective):
-    name, specials = "next-token", Specials("next-token", (), end="[SEP]")
+    name, specials, attention = "next-token", Specials("next-token", (), end="[SEP]"), "causal"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pass
@@ -51,8 +51,7 @@ class NextToken(Objective):
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
         tokens = torch.from_numpy(windows.tokens_BW.astype("int64"))
-        positions = torch.arange(tokens.shape[1] - 1).expand(len(tokens), -1).contiguous()
-        return Batch(tokens[:, :-1].contiguous(), positions, tokens[:, 1:].contiguous())
+        return Batch(tokens[:, :-1].contiguous(), None, tokens[:, 1:].contiguous())
 
 
 class Layer(nn.Module):

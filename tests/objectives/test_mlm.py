@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raptr.data import EvalData, TokenStore, TrainData
-from raptr.data.batch import Batch
+from raptr.data.batch import IGNORED, Batch
 from raptr.data.source import Int64s
 from raptr.hashing import bits
 from raptr.objectives.mlm import MaskedLM, mask, masked_count
 
 PAD, CLS, MASK = 0, 2, 4
-ORDINARY = range(5, 100)
+ORDINARY = np.arange(100) >= 5
 
 
 def sequences(rows: int, length: int) -> Int64s:
@@ -25,7 +25,7 @@ def sequences(rows: int, length: int) -> Int64s:
 
 def masked(tokens: Int64s, samples: list[int], seed: int = 0, rate: float = 0.15) -> tuple[Int64s, Int64s, Int64s]:
     numbers = np.array(samples, dtype=np.uint64)
-    return mask(tokens, numbers, seed=seed, stream="mask", hidden=MASK, ordinary=ORDINARY, rate=rate)
+    return mask(tokens, numbers, seed=seed, stream="mask", hidden=MASK, ordinary_V=ORDINARY, rate=rate)
 
 
 def test_golden_values() -> None:
@@ -72,6 +72,17 @@ def test_special_tokens_are_spared_while_others_are_left() -> None:
     assert positions.shape == (50, 12)
 
 
+def test_special_tokens_may_lie_anywhere() -> None:
+    ordinary = np.ones(100, np.bool_)
+    ordinary[[0, 7, 50, 99]] = False
+    tokens = np.tile(np.array([0, 7, 50, 99, *range(20, 46)]), (400, 1))
+    samples = np.arange(400, dtype=np.uint64)
+    inputs, positions, labels = mask(tokens, samples, seed=0, stream="mask", hidden=99, ordinary_V=ordinary, rate=0.5)
+    assert ordinary[labels].all()
+    shown = np.take_along_axis(inputs, positions, axis=1)
+    assert set(np.unique(shown)) == set(np.flatnonzero(ordinary)) | {99}
+
+
 def test_eight_one_one() -> None:
     rows = 4000
     tokens = np.full((rows, 100), 50, dtype=np.int64)
@@ -106,7 +117,7 @@ def test_samples_seeds_and_streams_differ() -> None:
     assert (positions[0] != positions[1]).any()
     assert (masked(tokens, [0, 1], seed=1)[1] != positions).any()
     samples = np.array([0, 1], dtype=np.uint64)
-    held_out = mask(tokens, samples, seed=0, stream="evaluation", hidden=MASK, ordinary=ORDINARY)[1]
+    held_out = mask(tokens, samples, seed=0, stream="evaluation", hidden=MASK, ordinary_V=ORDINARY)[1]
     assert (held_out != positions).any()
 
 
@@ -120,19 +131,28 @@ def test_bad_settings_get_a_sentence() -> None:
 
 def original(batch: Batch) -> torch.Tensor:
     """The sequences before they were masked."""
-    return batch.tokens_BS.scatter(1, batch.positions_BM, batch.labels_BM)
+    return batch.tokens_BS.scatter(1, places(batch), batch.labels_BM)
+
+
+def places(batch: Batch) -> torch.Tensor:
+    assert batch.positions_BM is not None
+    return batch.positions_BM
 
 
 def test_a_batch_is_the_windows_behind_cls_with_some_tokens_hidden(store: TokenStore) -> None:
     objective = MaskedLM(store.vocabulary)
     windows = TrainData(store, objective.window(128), 8, seed=0).windows(3)
     batch = objective.training(windows, seed=0)
-    assert [tuple(tensor.shape) for tensor in batch[:3]] == [(8, 128), (8, 19), (8, 19)]
-    assert {tensor.dtype for tensor in batch[:3]} == {torch.int64}
+    tensors = [batch.tokens_BS, places(batch), batch.labels_BM]
+    assert [tuple(tensor.shape) for tensor in tensors] == [(8, 128), (8, 19), (8, 19)]
+    assert {tensor.dtype for tensor in tensors} == {torch.int64}
     assert batch.segments_BS is None
     assert (original(batch)[:, 0] == store.vocabulary["[CLS]"]).all()
     assert (original(batch)[:, 1:].numpy() == windows.tokens_BW).all()
     assert (batch.tokens_BS == store.vocabulary["[MASK]"]).any(dim=1).all()
+    labels_BS = batch.labels_BS()
+    assert torch.equal(labels_BS.gather(1, places(batch)), batch.labels_BM)
+    assert (labels_BS == IGNORED).sum() == 8 * (128 - 19)
     moved = batch.to("meta")
     assert isinstance(moved, Batch)
     assert moved.labels_BM.device.type == "meta"
@@ -154,9 +174,9 @@ def test_epochs_mask_the_same_window_differently(store: TokenStore) -> None:
     (count,) = TrainData(store, 127, 1, seed=0).samples
     whole = TrainData(store, 127, count, seed=0)
     first, second = (objective.training(whole.windows(epoch), seed=0) for epoch in (0, 1))
-    places = {tuple(row): i for i, row in enumerate(original(second).tolist())}
-    moved = [places[tuple(row)] for row in original(first).tolist()]
-    assert not (first.positions_BM == second.positions_BM[moved]).all(dim=1).any()
+    rows = {tuple(row): i for i, row in enumerate(original(second).tolist())}
+    moved = [rows[tuple(row)] for row in original(first).tolist()]
+    assert not (places(first) == places(second)[moved]).all(dim=1).any()
 
 
 def test_a_window_is_judged_on_the_same_mask_in_a_larger_set(store: TokenStore) -> None:
@@ -168,4 +188,6 @@ def test_a_window_is_judged_on_the_same_mask_in_a_larger_set(store: TokenStore) 
     )
     rows = [i * available // (available // 2) for i in range(available // 2)]
     for one, other in zip(half[:3], everything[:3], strict=True):
+        assert one is not None
+        assert other is not None
         assert torch.equal(one, other[rows])

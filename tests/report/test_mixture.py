@@ -22,11 +22,23 @@ def test_both_means_are_shown(make_run: Callable[..., Run]) -> None:
     assert not any("mixture" in text for text in (*plain.headings, *plain.notes))
 
 
+def test_measures_of_text_are_shown_where_there_are_any(make_run: Callable[..., Run]) -> None:
+    one = make_run("causal")
+    last = replace(one.evals[-1], loss=3.0, perplexity=20.0855, bits_per_byte=1.0821)
+    cells = grid(summary([replace(one, evals=(*one.evals[:-1], last)), make_run("plain")]))
+    table = dict(zip(map(str.strip, cells.headings), zip(*cells.lines, strict=True), strict=True))
+    assert (table["perplexity"], table["bits per byte"]) == (("20.09", "–"), ("1.082", "–"))
+    plain = grid(summary([make_run("plain")]))
+    assert not any("perplexity" in text or "bits" in text for text in plain.headings)
+
+
 def test_it_is_read_from_the_records(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "environment.json").write_text("{}")
     cost = {"tokens": 0, "flops": 0, "flops_layers": 0, "seconds": 0}
     record = {"kind": "eval", "step": 0, "loss": 2.0, "loss_mixture": 2.5, "domains": {"a": 1.0, "b": 3.0}, **cost}
+    record |= {"perplexity": 7.5, "bits_per_byte": 1.25}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     (row,) = dicts(summary([read_run(tmp_path)]))
     assert (row["eval_loss"], row["eval_loss_mixture"]) == (2.0, 2.5)
+    assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (7.5, 1.25)

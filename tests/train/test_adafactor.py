@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raptr.models.bert import Bert
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
+from raptr.models.bert.model import Bert
 from raptr.train.adafactor import Adafactor
 from raptr.train.idle import Policy, idle
 from raptr.train.optimizer import OptimizerSettings, make_optimizer
@@ -117,7 +117,7 @@ def test_a_model_has_fused_groups_and_factors_from_128_on() -> None:
         "tokens.weight",
         "blocks.0.qkv.weight",
         "blocks.0.attention_out.weight",
-        "head_dense.weight",
+        "head.dense.weight",
     }
     assert all(kept in ({"row", "column"}, {"square"}) for kept in kinds.values())
     assert optimizer.state[model.get_parameter("blocks.0.qkv.weight")]["row"].shape == (3, 128)

@@ -1,13 +1,27 @@
 """The held-out loss of several domains, over windows and by the weights of the mixture."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from raptr.data import EvalData, TokenStore
-from raptr.data.prepare import parse_domain, prepare_corpus
+from raptr.data.batch import Batch
+from raptr.data.prepare import Document, parse_domain, prepare, prepare_corpus
+from raptr.models.model import Model
+from raptr.objectives import SPECIALS
+from raptr.objectives.causal import CausalLM
+from raptr.objectives.contract import Objective
+from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.ul2 import UL2
+from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
+from raptr.train.evaluate import Evaluation, evaluate
 from tests.train.legs import leg, records
 
 SETTINGS = {
@@ -43,6 +57,75 @@ def test_both_means_are_recorded(mixture: TokenStore, tmp_path: Path) -> None:
         assert record["loss"] == pytest.approx(by_window, rel=1e-12)
         assert record["loss_mixture"] == pytest.approx(0.9 * losses["little"] + 0.1 * losses["much"], rel=1e-12)
         assert record["loss_mixture"] != record["loss"]
+
+
+class Constant(nn.Module):
+    """A model whose loss depends on nothing but the first token of each sequence: (id % 7) + 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def inputs(self, subnetwork: Subnetwork, stream: None) -> None:
+        """Nothing of the subnetwork matters."""
+
+    def forward(self, batch: Batch, inputs: None) -> Tensor:
+        return (batch.tokens_BS[:, 0] % 7 + 1).double().mean()
+
+
+def judged(kind: type[Objective], store: TokenStore) -> Evaluation:
+    objective = kind(store.vocabulary)
+    data = EvalData(store, objective.window(24), 100)
+    return evaluate(cast(Model, Constant()), objective, data, Subnetwork.full(1), batch=4)
+
+
+def test_bits_per_byte_and_perplexity_belong_to_the_likelihood_of_text(tmp_path: Path) -> None:
+    folder = tmp_path
+    for name, word in (("plain", "word"), ("wide", "ß€")):
+        texts = [f"{word} {i} {word}{i * i} and no more. " * 5 for i in range(90)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    domains = [parse_domain(f"{folder}/plain.jsonl"), parse_domain(f"{folder}/wide.jsonl")]
+    store = prepare_corpus(domains, folder / "store", vocabulary=300, held_out=0.2, specials=SPECIALS["causal"])
+    found, per_token = judged(CausalLM, store), store.bytes_per_token("valid")
+    assert per_token["wide"] != per_token["plain"]
+    assert found.likelihood["perplexity"] == pytest.approx(math.exp(found.loss))
+    data = EvalData(store, 25, 100)
+    windows = {name: sum(len(some.tokens_BW) for some in data.windows(name, 4)) for name in data.domains}
+    # Over the windows: all bits that they cost, by all bytes that they have.
+    bits = sum(windows[name] * 24 * found.domains[name] / math.log(2) for name in windows)
+    size = sum(windows[name] * 24 * per_token[name] for name in windows)
+    assert found.likelihood["bits_per_byte"] == pytest.approx(bits / size)
+    uncounted = tuple(replace(part, valid_bytes=None) for part in store.manifest.domains)
+    older = replace(store, manifest=replace(store.manifest, domains=uncounted))
+    assert judged(CausalLM, older).likelihood.keys() == {"perplexity"}
+
+
+class OfLabels(Constant):
+    """A model whose loss is the mean over the targets of (label % 7)."""
+
+    def forward(self, batch: Batch, inputs: None) -> Tensor:
+        return (batch.labels_BM % 7).double().mean()
+
+
+@pytest.mark.parametrize("kind", [CausalLM, UL2], ids=lambda kind: kind.name)
+def test_the_mean_is_over_targets_however_windows_are_batched(kind: type[Objective], tmp_path: Path) -> None:
+    documents = [Document(f"{i}", f"text {i} says {i * i} and no more. " * 9) for i in range(200)]
+    store = prepare(tmp_path / "store", lambda: documents, 500, valid=lambda: documents[::4], specials=kind.specials)
+    objective = kind(store.vocabulary)
+    data = EvalData(store, objective.window(24), 100)
+    batches = [objective.evaluation(windows) for windows in data.windows("text", 1)]
+    labels = torch.cat([batch.labels_BM.flatten() for batch in batches])
+    expected = (labels % 7).double().mean().item()
+    for size in (1, 7, 64):
+        found = evaluate(cast(Model, OfLabels()), objective, data, Subnetwork.full(1), batch=size)
+        assert found.loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_masked_language_modelling_has_no_likelihood_of_text(mixture: TokenStore, tmp_path: Path) -> None:
+    assert judged(MaskedLM, mixture).likelihood == {}
+    leg(Config.read(SETTINGS), tmp_path / "run", mixture)
+    assert not any({"perplexity", "bits_per_byte"} & record.keys() for record in records(tmp_path / "run"))
 
 
 def test_one_domain_has_one_mean(store: TokenStore, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from raptr.data.batch import Batch
+from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import Bert
@@ -51,6 +51,22 @@ def gradients(
     model.zero_grad(set_to_none=True)
     loss = torch.stack([form.backward(batch(micro), subnetwork) for micro in range(micros)]).sum()
     return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("form", ["skip", "gather"])
+def test_a_batch_without_positions_has_targets_everywhere(form: str) -> None:
+    model, listed = bert(), batch()
+    listed = Batch(listed.tokens_BS, torch.arange(16).expand(4, 16), listed.tokens_BS.flip(1))
+    execution = make_execution(model, settings(execution=form), CPU)
+    implied = listed._replace(positions_BM=None)
+    losses = []
+    for data in (listed, implied):
+        model.zero_grad(set_to_none=True)
+        losses.append(execution.backward(data, Subnetwork.full(5)))
+    assert torch.equal(*losses)
+    held = Batch(torch.zeros_like(listed.tokens_BS), None, torch.zeros_like(listed.labels_BM))
+    refill(held, implied.to("cpu"))
+    assert torch.equal(held.labels_BM, listed.labels_BM)
 
 
 SUBNETWORKS = {

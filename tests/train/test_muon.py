@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raptr.models.bert import Bert
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
+from raptr.models.bert.model import Bert
 from raptr.train.muon import orthogonal
 from raptr.train.optimizer import OptimizerSettings, make_optimizer
 
@@ -37,7 +37,7 @@ def test_layers_matrices_go_by_torchs_muon_and_all_else_by_its_adamw() -> None:
     )
     others = [name for name in named if name not in matrices]
     decayed = [name for name in others if named[name].ndim == 2]  # embeddings and the head's matrix
-    assert decayed == ["tokens.weight", "positions.weight", "head_dense.weight"]
+    assert decayed == ["tokens.weight", "embedding.positions.weight", "head.dense.weight"]
     adamw = torch.optim.AdamW(
         [
             {"params": [named[name] for name in decayed], "weight_decay": 0.1},

@@ -77,6 +77,7 @@ class EvalData:
         self.domains = tuple(domain.name for domain in store.domains)
         total = sum(domain.weight for domain in store.domains)
         self.shares = {domain.name: domain.weight / total for domain in store.domains}
+        self.bytes_per_token = store.bytes_per_token("valid")
         self._indices: list[Uint64s] = []
         for domain, available in zip(store.domains, self._split.counts, strict=True):
             wanted = min(available, max(1, round(count * domain.weight / total)))

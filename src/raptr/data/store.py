@@ -1,6 +1,7 @@
 """Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
 
     tokenizer.json
+    tokenizer_config.json        where the tokenizer has names of its own for the special tokens: which they are
     wiki-train-00000.tokens      the documents' tokens, each with an end token; little-endian integers
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.data.tokenizer import CONFIG, Vocabulary, load, read_vocabulary
 from raptr.data.verification import first_damaged
 from raptr.hashing import Uint64s
 
@@ -31,8 +32,8 @@ MANIFEST = "data.json"
 TOKENIZER = "tokenizer.json"
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSETS = np.dtype("<u8")
-# What a domain says beside its shards; no run reads it.
-LEFT_OUT = ("duplicates", "broken", "empty")
+# What a domain says beside its shards; it decides nothing about training, and older folders lack some of it.
+BESIDE = ("duplicates", "broken", "empty", "train_bytes", "valid_bytes")
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -65,7 +66,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Part:
-    """A domain's shards, and what was left out of them when they were written."""
+    """A domain's shards, what was left out of them when they were written, and the UTF-8 bytes of each split's text."""
 
     name: str
     weight: float
@@ -74,6 +75,8 @@ class Part:
     duplicates: int = 0
     broken: int = 0
     empty: int = 0
+    train_bytes: int | None = None
+    valid_bytes: int | None = None
 
     def shards(self, split: Split) -> tuple[Shard, ...]:
         """The shards of a split, in order."""
@@ -97,14 +100,16 @@ class Manifest:
     tokenizer_sha256: str
     domains: tuple[Part, ...]
     request: dict[str, Any] = field(default_factory=dict)
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """The tokenizer's own names of special tokens, by ours; only those that differ."""
 
     @property
     def fingerprint(self) -> str:
         """A digest of all that decides what a run reads; where the text came from is not part of it."""
-        facts = {"format": FORMAT, **asdict(self)}
+        facts = self._facts()
         del facts["request"]
         for part in facts["domains"]:
-            for name in LEFT_OUT:
+            for name in BESIDE:
                 del part[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -122,8 +127,13 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of data.json."""
-        facts = {"format": FORMAT, **asdict(self), "fingerprint": self.fingerprint}
-        return json.dumps(facts, indent=2) + "\n"
+        return json.dumps({**self._facts(), "fingerprint": self.fingerprint}, indent=2) + "\n"
+
+    def _facts(self) -> dict[str, Any]:
+        facts = {"format": FORMAT, **asdict(self)}
+        if not self.special_tokens:  # folders from before there were such names keep their fingerprint
+            del facts["special_tokens"]
+        return facts
 
 
 @final
@@ -159,6 +169,11 @@ class TokenStore:
         """What was prepared of each domain: documents, tokens, and what was left out."""
         return self.manifest.domains
 
+    def bytes_per_token(self, split: Split) -> dict[str, float]:
+        """The UTF-8 bytes of text per token, end tokens included, of each domain; without those that do not say it."""
+        counts = {part.name: part.train_bytes if split == "train" else part.valid_bytes for part in self.summary()}
+        return {name: count / self.manifest.part(name).total(split) for name, count in counts.items() if count}
+
     def longest_window(self) -> int:
         """Tokens in a row that every split of every domain has."""
         splits = (part.shards(split) for part in self.manifest.domains for split in SPLITS)
@@ -189,10 +204,13 @@ def open_store(path: Path) -> TokenStore:
     for shard in manifest.shards():
         _check_size(path / shard.file, shard.tokens * itemsize)
         _check_size(path / shard.documents_file, shard.documents * OFFSETS.itemsize)
-    vocabulary = vocabulary_of(load(path / TOKENIZER))
+    vocabulary = read_vocabulary(path / TOKENIZER)
     if vocabulary.size != manifest.vocabulary:
         raise _damaged(path / TOKENIZER, f"{manifest.vocabulary} tokens", f"{vocabulary.size}")
-    return TokenStore(path, manifest, vocabulary)
+    for token, name in manifest.special_tokens.items():
+        if vocabulary.name(token) != name:
+            raise _damaged(path / CONFIG, f"{name} for {token}", vocabulary.names.get(token, "no name"))
+    return TokenStore(path, manifest, Vocabulary(vocabulary.ids, manifest.special_tokens))
 
 
 def dtype_for(vocabulary: int) -> str:

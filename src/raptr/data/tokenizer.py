@@ -1,19 +1,35 @@
 """Reads a tokenizer: which tokens it has, and whether an objective's special tokens are among them.
 
-The special tokens have the lowest ids, so "is it special" is one comparison. A text that happens to contain "[MASK]"
-gets six ordinary characters, never the special token: only the project itself writes those.
+A tokenizer trained here has the special tokens at its lowest ids, under the names of `Specials`. One that somebody else
+made may have them anywhere and call them otherwise: `tokenizer_config.json` and `special_tokens_map.json` beside it say
+how. A text that happens to contain "[MASK]" gets six ordinary characters, never the special token: only the project
+itself writes those.
 """
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 UNUSED = re.compile(r"\[unused\d+\]")
 NAMED = 8  # missing tokens that a message names
+# Which files beside tokenizer.json name special tokens, the first that does so first; and what they call our tokens.
+CONFIG = "tokenizer_config.json"
+CONFIGS = (CONFIG, "special_tokens_map.json")
+STOCK_KEYS = {
+    "[PAD]": "pad_token",
+    "[UNK]": "unk_token",
+    "[CLS]": "cls_token",
+    "[SEP]": "sep_token",
+    "[MASK]": "mask_token",
+    "[EOS]": "eos_token",
+}
 
 
 @final
@@ -22,13 +38,14 @@ class Specials:
     """The special tokens of an objective, in the order of their ids in a vocabulary that is trained for it.
 
     `end` follows every document on disk. A tokenizer with a `start` puts it before, and `end` behind, each text that it
-    encodes for a user; without one it adds nothing.
+    encodes for a user; without one it adds nothing. A tokenizer that somebody else made may lack the `optional` ones.
     """
 
     objective: str
     tokens: tuple[str, ...]
     end: str
     start: str | None = None
+    optional: tuple[str, ...] = ()
 
 
 BERT = Specials("mlm", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), end="[SEP]", start="[CLS]")
@@ -37,9 +54,10 @@ BERT = Specials("mlm", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), end="[SEP
 @final
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer, with their ids."""
+    """The tokens of a tokenizer, with their ids; `names` are its own names of special tokens, where they differ."""
 
     ids: Mapping[str, int]
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -47,26 +65,35 @@ class Vocabulary:
         return len(self.ids)
 
     def __getitem__(self, token: str) -> int:
-        """The id of a token."""
-        return self.ids[token]
+        """The id of a token; a special one is asked for by our name."""
+        return self.ids[self.name(token)]
 
-    def ordinary(self, specials: Specials) -> range:
-        """The ids behind these special tokens, among which only unused ones may stand; refused where one is missing."""
+    def __contains__(self, token: str) -> bool:
+        """Whether there is such a token."""
+        return self.name(token) in self.ids
+
+    def name(self, token: str) -> str:
+        """What the tokenizer calls a special token."""
+        return self.names.get(token, token)
+
+    def ordinary(self, specials: Specials) -> NDArray[np.bool_]:
+        """For each id whether the token is ordinary; a vocabulary that lacks a special token is refused.
+
+        Unused tokens are ordinary only behind the last special one.
+        """
         name = specials.objective
         remedy = f"raptr prepare --objective {name}, without --tokenizer, trains a vocabulary that fits."
-        if missing := [token for token in specials.tokens if token not in self.ids]:
+        needed = [token for token in specials.tokens if token not in specials.optional]
+        if missing := [token for token in needed if token not in self]:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise ValueError(
                 f"the vocabulary lacks {' '.join(missing[:NAMED])}{more}, which the objective {name} needs. {remedy}"
             )
-        first = max(self.ids[token] for token in specials.tokens) + 1
-        for number, token in sorted((number, token) for token, number in self.ids.items() if number < first):
-            if token not in specials.tokens and not UNUSED.fullmatch(token):
-                raise ValueError(
-                    f"the vocabulary has {token!r} (id {number}) among the special tokens of the objective {name}, "
-                    f"whose last has id {first - 1}; only [unused0] and the like may stand there. {remedy}"
-                )
-        return range(first, self.size)
+        special = [self[token] for token in specials.tokens if token in self]
+        unused = [number for token, number in self.ids.items() if number < max(special) and UNUSED.fullmatch(token)]
+        ordinary_V = np.ones(self.size, np.bool_)
+        ordinary_V[[*special, *unused]] = False
+        return ordinary_V
 
 
 def load(path: Path) -> Tokenizer:
@@ -83,5 +110,38 @@ def load(path: Path) -> Tokenizer:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """The tokens of a tokenizer, special ones included."""
+    """The tokens of a tokenizer, special ones included, all under our names."""
     return Vocabulary(tokenizer.get_vocab(with_added_tokens=True))
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """The tokens in a `tokenizer.json`; the files beside it say what its special tokens are called.
+
+    A token that has our name is that token. Where no end token is named, the only special token there is (as GPT-2's)
+    ends documents.
+    """
+    tokenizer = load(file)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    stock = {key: name for path in reversed(CONFIGS) for key, name in _special_names(file.with_name(path)).items()}
+    names = {
+        token: stock[key] for token, key in STOCK_KEYS.items() if token not in ids and stock.get(key, token) in ids
+    }
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    if "[EOS]" not in ids and len(special) == 1:
+        names.setdefault("[EOS]", special[0])
+    return Vocabulary(ids, names)
+
+
+def _special_names(path: Path) -> dict[str, str]:
+    """The names of special tokens in a file of `transformers`, by its keys."""
+    if not path.is_file():
+        return {}
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, found text that is not ({error})") from error
+    if not isinstance(facts, dict):
+        raise ValueError(f"{path}: expected a mapping, found {type(facts).__name__}")
+    found: dict[str, Any] = {key: facts.get(key) for key in STOCK_KEYS.values()}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
+    return {key: name for key, name in contents.items() if isinstance(name, str)}

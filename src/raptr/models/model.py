@@ -53,7 +53,7 @@ class Model(nn.Module, ABC):
 
     def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:
         """The mean loss over the batch's targets; a family may compute it without the whole matrix of scores."""
-        return F.cross_entropy(self.scores(x_BSD, batch).flatten(0, 1), batch.labels_BM.flatten())
+        return F.cross_entropy(self.scores(x_BSD, batch).flatten(0, -2), batch.labels_BM.flatten())
 
     def context(self, batch: Batch) -> Any:
         """What every block sees besides x, made once: a mask, tables of positions."""
@@ -78,3 +78,23 @@ class Model(nn.Module, ABC):
         for block, given in zip(own if blocks is None else blocks, inputs.blocks, strict=True):
             x_BSD = block(x_BSD, given, context)
         return x_BSD
+
+
+def fused_maps(model: nn.Module, name: str) -> int:
+    """How many maps of one size the parameter of this name holds, one after the other in its first dimension."""
+    if not isinstance(model, Model) or not name.startswith(f"{model.LAYERS}."):
+        return 1
+    cut = model.LAYOUT.get(name.split(".", 2)[2])
+    return cut.before if cut is not None and cut.dim == 0 else 1
+
+
+def at_targets(x_BSD: Tensor, positions_BM: Tensor | None) -> Tensor:
+    """The rows of x where the loss is taken, (N, D): see `Batch.positions_BM` for what positions may be."""
+    x_ND = x_BSD.flatten(0, 1)
+    if positions_BM is None:
+        return x_ND
+    if positions_BM.dim() == 2:
+        batch, length, _ = x_BSD.shape
+        first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
+        positions_BM = (first_B.unsqueeze(1) + positions_BM).flatten()
+    return x_ND.index_select(0, positions_BM)

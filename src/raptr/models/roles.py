@@ -10,7 +10,6 @@ from torch import nn
 
 Role = Literal["matrix", "embedding", "gain", "bias"]
 MATRICES, EMBEDDINGS, NORMS = (nn.Linear,), (nn.Embedding,), (nn.LayerNorm, nn.RMSNorm)
-FUSED = {"qkv": 3}  # modules that hold several maps of one size, one after the other in the outputs, by their name
 
 
 def roles(model: nn.Module) -> dict[str, Role]:
@@ -28,11 +27,6 @@ def layer_matrices(model: nn.Module) -> set[str]:
     """The matrices of the layers, which are the members of a list of modules; those of a head are none of them."""
     lists = tuple(f"{path}." for path, module in model.named_modules() if path and isinstance(module, nn.ModuleList))
     return {name for name, role in roles(model).items() if role == "matrix" and name.startswith(lists)}
-
-
-def fused_parts(name: str) -> int:
-    """How many maps of one size the parameter of this name holds."""
-    return FUSED.get(name.split(".")[-2], 1) if "." in name else 1
 
 
 def _role(module: nn.Module, key: str, name: str) -> Role:

@@ -5,12 +5,16 @@ of its tokens, its number and a seed: whichever batch it turns up in, and howeve
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from raptr.data.batch import Batch
 from raptr.data.source import Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream
+
+# What a position may attend to: the whole sequence; itself and what stands before it; these and the sequence's prefix.
+# With `causal` every token is predicted from those before it, so the loss is the negative log-likelihood of the text.
+Attention = Literal["full", "causal", "prefix"]
 
 
 class Objective(ABC):
@@ -18,6 +22,7 @@ class Objective(ABC):
 
     name: ClassVar[str]
     specials: ClassVar[Specials]
+    attention: ClassVar[Attention]
 
     @abstractmethod
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -8,7 +8,7 @@ turns up; it is another one in every epoch, since the sample number goes on coun
 
 A sequence is [CLS] and a window of S-1 tokens, in which documents end with [SEP]. No next-sentence task.
 
-Shapes: B batch, W window, S sequence, M masked positions.
+Shapes: B batch, W window, S sequence, M masked positions, V vocabulary.
 """
 
 import math
@@ -22,7 +22,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import Int64s, Windows
 from raptr.data.tokenizer import BERT, Specials, Vocabulary
 from raptr.hashing import Stream, Uint64s, bits_array
-from raptr.objectives.contract import Objective
+from raptr.objectives.contract import Attention, Objective
 
 RATE = 0.15
 EIGHT_TENTHS = np.uint64(8 * 2**64 // 10)
@@ -41,10 +41,11 @@ class MaskedLM(Objective):
 
     name: ClassVar[str] = "mlm"
     specials: ClassVar[Specials] = BERT
+    attention: ClassVar[Attention] = "full"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without BERT's special tokens."""
-        self._ordinary = vocabulary.ordinary(self.specials)
+        self._ordinary_V = vocabulary.ordinary(self.specials)
         self._cls, self._mask = vocabulary["[CLS]"], vocabulary["[MASK]"]
 
     @staticmethod
@@ -65,7 +66,7 @@ class MaskedLM(Objective):
             seed=seed,
             stream=stream,
             hidden=self._mask,
-            ordinary=self._ordinary,
+            ordinary_V=self._ordinary_V,
         )
         tokens_BS, positions_BM, labels_BM = map(torch.from_numpy, masked)
         segments_BS = None if windows.segments_BW is None else torch.from_numpy(_behind(windows.segments_BW, 0))
@@ -97,13 +98,14 @@ def mask(
     seed: int,
     stream: Stream,
     hidden: int,
-    ordinary: range,
+    ordinary_V: NDArray[np.bool_],
     rate: float = RATE,
 ) -> tuple[Int64s, Int64s, Int64s]:
     """The masked input (B, S), the masked positions (B, M) in ascending order and their labels (B, M).
 
-    `hidden` is the id of [MASK], `ordinary` are those of all tokens that are not special.
+    `hidden` is the id of [MASK]; `ordinary_V` says of each id whether its token is not special.
     """
+    ordinary = np.flatnonzero(ordinary_V)
     length = tokens_BS.shape[1]
     count = masked_count(length, rate)
     samples_B1 = samples_B[:, None]
@@ -111,7 +113,7 @@ def mask(
     position_S = np.arange(length, dtype=np.uint64)
     rank_BS = (bits_array(seed, stream, samples_B1, position_S) >> np.uint64(1)) & ~POSITION | position_S
     # Special tokens rank behind all others: they are chosen only when nothing else is left.
-    rank_BS = np.where(tokens_BS < ordinary.start, rank_BS | SPECIAL, rank_BS)
+    rank_BS = np.where(ordinary_V[tokens_BS], rank_BS, rank_BS | SPECIAL)
     lowest_BM = np.partition(rank_BS, count - 1, axis=1)[:, :count]
     positions_BM = np.sort(lowest_BM & POSITION, axis=1).astype(np.int64)
 
@@ -120,8 +122,8 @@ def mask(
     counters = samples_B1, positions_BM.astype(np.uint64)
     kind_BM = bits_array(seed, stream, *counters, KIND)
     # The bias of the remainder is below vocabulary / 2**64.
-    random_BM = (bits_array(seed, stream, *counters, REPLACEMENT) % np.uint64(len(ordinary))).astype(np.int64)
-    hidden_BM = np.where(kind_BM < NINE_TENTHS, random_BM + ordinary.start, labels_BM)
+    random_BM = ordinary[bits_array(seed, stream, *counters, REPLACEMENT) % np.uint64(len(ordinary))]
+    hidden_BM = np.where(kind_BM < NINE_TENTHS, random_BM, labels_BM)
     hidden_BM = np.where(kind_BM < EIGHT_TENTHS, hidden, hidden_BM)
     np.put_along_axis(inputs_BS, positions_BM, hidden_BM, axis=1)
     return inputs_BS, positions_BM, labels_BM

@@ -1,6 +1,7 @@
 """The objectives that can be trained, by name."""
 
+from raptr.objectives.causal import CausalLM
 from raptr.objectives.contract import Objective
 from raptr.objectives.mlm import MaskedLM
 
-OBJECTIVES: dict[str, type[Objective]] = {MaskedLM.name: MaskedLM}
+OBJECTIVES: dict[str, type[Objective]] = {kind.name: kind for kind in (MaskedLM, CausalLM)}

@@ -41,6 +41,7 @@ class EvalRecord:
     """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size.
 
     `loss` is the mean over held-out windows, `loss_mixture` that of the domains by their weights in training.
+    Perplexity and bits per byte are recorded where the objective gives the likelihood of text.
     """
 
     step: int
@@ -50,6 +51,8 @@ class EvalRecord:
     flops_layers: float
     seconds: float
     loss_mixture: float | None = None
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
 
@@ -232,7 +235,9 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
             flops=_amount(values["flops"]),
             flops_layers=_amount(values["flops_layers"]),
             seconds=_amount(values["seconds"]),
-            loss_mixture=None if values.get("loss_mixture") is None else _number(values["loss_mixture"]),
+            loss_mixture=_number_or_none(values.get("loss_mixture")),
+            perplexity=_number_or_none(values.get("perplexity")),
+            bits_per_byte=_number_or_none(values.get("bits_per_byte")),
             domains=_losses(values.get("domains", {})),
             sizes={_whole(int(size)): loss for size, loss in _losses(values.get("sizes", {})).items()},
         )
@@ -246,8 +251,8 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
         flops=_amount(values["flops"]),
         flops_layers=_amount(values["flops_layers"]),
         seconds=_amount(values["seconds"]),
-        lr=None if values.get("lr") is None else _number(values["lr"]),
-        grad_norm=None if values.get("grad_norm") is None else _number(values["grad_norm"]),
+        lr=_number_or_none(values.get("lr")),
+        grad_norm=_number_or_none(values.get("grad_norm")),
     )
 
 
@@ -263,6 +268,10 @@ def _number(value: object) -> float:
         raise TypeError("not a number")
     number = float(value)
     return math.copysign(math.inf, number) if abs(number) > LARGEST_AMOUNT else number
+
+
+def _number_or_none(value: object) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _amount(value: object) -> float:

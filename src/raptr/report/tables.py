@@ -36,6 +36,8 @@ class Row:
     train_loss: float | None
     eval_loss: float | None
     eval_loss_mixture: float | None
+    eval_perplexity: float | None
+    eval_bits_per_byte: float | None
     eval_domains: Mapping[str, float]
     eval_sizes: Mapping[int, float]
     tokens: int
@@ -107,6 +109,8 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 train_loss=sum(record.loss for record in final) / len(final) if final else None,
                 eval_loss=run.evals[-1].loss if run.evals else None,
                 eval_loss_mixture=run.evals[-1].loss_mixture if run.evals else None,
+                eval_perplexity=run.evals[-1].perplexity if run.evals else None,
+                eval_bits_per_byte=run.evals[-1].bits_per_byte if run.evals else None,
                 eval_domains=run.evals[-1].domains if run.evals else {},
                 eval_sizes=run.evals[-1].sizes if run.evals else {},
                 tokens=last.tokens,
@@ -183,6 +187,10 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
     mixed = any(row.eval_loss_mixture is not None for row in rows)
     judged = [_Column("  by mixture weight", lambda row: _fixed(row.eval_loss_mixture, 3))] if mixed else []
+    if any(row.eval_perplexity is not None for row in rows):
+        judged.append(_Column("  perplexity", lambda row: _fixed(row.eval_perplexity, 2)))
+    if any(row.eval_bits_per_byte is not None for row in rows):
+        judged.append(_Column("  bits per byte", lambda row: _fixed(row.eval_bits_per_byte, 3)))
     judged += [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
     judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
     costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]

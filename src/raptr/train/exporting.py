@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from raptr.data.tokenizer import load, vocabulary_of
+from raptr.data.tokenizer import read_vocabulary
 from raptr.files import new_folder, sync
 from raptr.methods import Method
 from raptr.models.contract import ModelConfig
@@ -52,7 +52,7 @@ def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, o
     if out.exists() and not out.is_dir():
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exporter = exporter_of(model.config)
-    exported = exporter.convert(model, subnetwork, vocabulary_of(load(tokenizer_file)))
+    exported = exporter.convert(model, subnetwork, read_vocabulary(tokenizer_file))
     tokenizer = exporter.tokenizer(tokenizer_file, model.config.positions)
     try:
         with new_folder(out) as partial:

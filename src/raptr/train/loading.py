@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from raptr.data.tokenizer import load, vocabulary_of
+from raptr.data.tokenizer import read_vocabulary
 from raptr.files import sha256_of
 from raptr.methods import Method
 from raptr.models.model import Model
@@ -31,7 +31,7 @@ def load_model(run: Path, step: int | None = None) -> Loaded:
     if found is None:
         raise ValueError(f"run is {str(run)!r}, which has no checkpoint. Train it first.")
     _check_tokenizer(folder.tokenizer, found)
-    dimensions = config.model.build(vocabulary_of(load(folder.tokenizer)).size, config.data.length)
+    dimensions = config.model.build(read_vocabulary(folder.tokenizer).size, config.data.length)
     method = config.make_method(dimensions)
     model = dimensions.resized(found.shape(method.target)).build(config.train.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")

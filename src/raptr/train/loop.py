@@ -308,9 +308,9 @@ class Trainer:
                 if size <= whole.size
             }
         self.eval_loss = judged.loss
-        extra: dict[str, object] = {}
+        extra: dict[str, object] = {**judged.likelihood}
         if len(judged.domains) > 1:
-            extra = {"loss_mixture": judged.mixture, "domains": judged.domains}
+            extra |= {"loss_mixture": judged.mixture, "domains": judged.domains}
         if sizes:
             extra["sizes"] = sizes
         self.folder.record(

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raptr.models.roles import fused_parts, layer_matrices, roles
+from raptr.models.model import fused_maps
+from raptr.models.roles import layer_matrices, roles
 from raptr.train.adafactor import Adafactor
 from raptr.train.idle import Policy
 from raptr.train.muon import Muon
@@ -114,9 +115,9 @@ class OptimizerSettings:
 def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
     """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only."""
     if settings.name == "adafactor":
-        parts = {name: fused_parts(name) for name, _ in model.named_parameters()}
+        parts = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
         return Adafactor(part_groups(model, parts), lr=settings.peak)
-    matrices = {name: fused_parts(name) for name in layer_matrices(model)} if settings.name == "muon" else {}
+    matrices = {name: fused_maps(model, name) for name in layer_matrices(model)} if settings.name == "muon" else {}
     adamw = torch.optim.AdamW(
         decay_groups(model, settings.weight_decay, without=matrices),
         lr=settings.peak,

@@ -3,7 +3,8 @@
 config.yaml        the configuration, complete and without `auto` for device and precision
 environment.json   a list of the starts that trained: from which step, device, versions, commit, hardware, threads
 metrics.jsonl      append-only; readers keep the last record of a step and ignore a torn line
-tokenizer.json     that of the data, so that an export needs nothing but the run
+tokenizer.json     that of the data, so that an export needs nothing but the run; with tokenizer_config.json where
+                   the data has it
 tensorboard/       the same numbers for TensorBoard, or in wandb/ for W&B: `train.tracker`
 checkpoints/       step-N/
 export/            the model as `transformers` loads it
@@ -30,6 +31,7 @@ from typing import Any, final
 import torch
 import yaml
 
+from raptr.data.tokenizer import CONFIG
 from raptr.files import write_text
 from raptr.strict_yaml import load_yaml
 from raptr.train import checkpoint
@@ -40,7 +42,7 @@ from raptr.train.trackers.registry import TRACKERS
 
 # What is written into a run's folder beside config.yaml and environment.json; outcome.json is a comparison's.
 WRITTEN = re.compile(
-    r"metrics\.jsonl|tokenizer\.json|outcome\.json|checkpoints|report|export(-\d+-layers)?(-step-\d+)?|"
+    r"metrics\.jsonl|tokenizer(_config)?\.json|outcome\.json|checkpoints|report|export(-\d+-layers)?(-step-\d+)?|"
     + "|".join(tracker.folder for tracker in TRACKERS.values())
 )
 PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")
@@ -168,6 +170,9 @@ class RunFolder:
         write_text(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
         write_text(self.environment, recorded)
         shutil.copyfile(tokenizer, self.tokenizer)
+        _remove(self.tokenizer.with_name(CONFIG))
+        if (names := tokenizer.with_name(CONFIG)).exists():
+            shutil.copyfile(names, self.tokenizer.with_name(CONFIG))
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
             self._append("\n")  # a killed run may leave half a line; the next record starts on its own
 

@@ -68,10 +68,11 @@ def test_the_tokens_are_those_of_the_whole(tokenizer: Tokenizer, text: str, size
         chunk = Chunk(Position(), texts=texts, digests=[digest_of(one) for one in texts])
         found = Encoder(tokenizer, Sides(0), np.dtype("<u2"), "[SEP]")(chunk)
     other = [*tokenizer.encode(short, add_special_tokens=False).ids, tokenizer.token_to_id("[SEP]")]
-    tokens, lengths = found["train"]
+    tokens, lengths, size = found["train"]
+    assert size == sum(len(one.encode()) for one in (short, text, short))
     assert tokens.tolist() == other + expected + other
     assert lengths.tolist() == [len(other), len(expected), len(other)]
-    assert [len(one) for one in found["valid"]] == [0, 0]
+    assert [len(found["valid"].tokens), len(found["valid"].lengths), found["valid"].bytes] == [0, 0, 0]
 
 
 def test_a_long_document_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

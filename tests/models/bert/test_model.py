@@ -185,8 +185,19 @@ def test_the_head_runs_on_masked_positions_only() -> None:
     model, data = bert(), batch()
     found = scores(model, data, Subnetwork.full(5))
     assert found.shape == (3, 3, 50)
+    assert data.positions_BM is not None
     moved = data._replace(positions_BM=data.positions_BM.flip(1))
     assert_close(scores(model, moved, Subnetwork.full(5)), found.flip(1))
+
+
+def test_without_positions_the_head_runs_on_all_of_them() -> None:
+    model, data = bert(), batch()
+    everywhere = torch.arange(data.tokens_BS.shape[1]).expand_as(data.tokens_BS)
+    listed = Batch(data.tokens_BS, everywhere, data.tokens_BS.roll(1, 1))
+    implied = listed._replace(positions_BM=None)
+    full = Subnetwork.full(5)
+    assert torch.equal(model(implied, model.inputs(full)), model(listed, model.inputs(full)))
+    assert torch.equal(scores(model, implied, full), scores(model, listed, full))
 
 
 def test_initial_weights_belong_to_seed_and_name() -> None:

@@ -6,7 +6,8 @@ threads are enough.
 
 The tokenizer needs more than 100 bytes of memory for each character that it is given, so long documents are
 encoded piece by piece. A piece ends before white space, where byte-level BPE begins a new word in any case: the
-tokens are those of the whole document.
+tokens are those of the whole document. So they are where a tokenizer puts a space in front of each text, since a
+piece's own first space is dropped there.
 """
 
 import os
@@ -15,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,15 +57,16 @@ class Progress:
 def encode(
     folder: Path,
     tokenizer: Tokenizer,
+    end: str,
     dtype: np.dtype[Any],
     request: Request,
     journal: Journal,
     progress: Callable[[Progress], None],
 ) -> Journal:
-    """Write the shards of all domains, from where the journal stands; the journal when all is done."""
+    """Write the shards of all domains, `end` behind each document, from where the journal stands; the last journal."""
     sides = journal.sides(request.limit)
     pieces = request.chunks(journal.position)
-    encoder = Encoder(tokenizer, sides, dtype, request.specials.end)
+    encoder = Encoder(tokenizer, sides, dtype, end)
     with one_thread_each(), ExitStack() as stack:
         encoded = in_order(encoder, pieces, request.threads, depth=request.threads + 2)
         stack.enter_context(closing(encoded))
@@ -84,7 +87,7 @@ def _domain(
     """Write what is left of the current domain."""
     index = journal.position.domain
     name = request.names[index]
-    left_out = np.array(journal.left_out)
+    counts = np.array(journal.counts)
     saved = time.monotonic()
     with ExitStack() as stack:
         writers: dict[Split, ShardWriter] = {}
@@ -94,9 +97,9 @@ def _domain(
             writers[split] = stack.enter_context(writer)
         for result, chunk in encoded:
             for split in SPLITS:
-                writers[split].add(*result[split])
-            left_out += (chunk.duplicates, chunk.broken, chunk.empty)
-            meter.add(chunk, sum(len(tokens) for tokens, _ in result.values()))
+                writers[split].add(result[split].tokens, result[split].lengths)
+            counts += (chunk.duplicates, chunk.broken, chunk.empty, *(result[split].bytes for split in SPLITS))
+            meter.add(chunk, sum(len(side.tokens) for side in result.values()))
             if chunk.last:
                 break
             if time.monotonic() - saved >= JOURNAL_EVERY:
@@ -104,12 +107,12 @@ def _domain(
                     journal,
                     position=chunk.position,
                     written=tuple(writers[split].sync() for split in SPLITS),
-                    left_out=tuple(left_out.tolist()),
+                    counts=tuple(counts.tolist()),
                 )
                 journal.write(folder)
                 saved = time.monotonic()
         done = {split: writers[split].finish() for split in SPLITS}
-    part = Part(name, 1.0, done["train"], done["valid"], *left_out.tolist())
+    part = Part(name, 1.0, done["train"], done["valid"], *counts.tolist())
     found = part.count("train") + part.count("valid")
     if found != (expected := journal.documents[index]):
         raise ValueError(
@@ -124,18 +127,26 @@ def _domain(
         parts=(*journal.parts, part),
         position=Position(index + 1),
         written=Journal.written,
-        left_out=Journal.left_out,
+        counts=Journal.counts,
     )
     journal.write(folder)
     return journal
 
 
-Encoded = dict[Split, tuple[Tokens, NDArray[np.int64]]]
+class Side(NamedTuple):
+    """The tokens of a chunk's documents on one side, the lengths of these, and the UTF-8 bytes of their text."""
+
+    tokens: Tokens
+    lengths: NDArray[np.int64]
+    bytes: int
+
+
+Encoded = dict[Split, Side]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns a chunk into the tokens of each side, every document followed by `end`, and their lengths."""
+    """Turns a chunk into the tokens of each side, every document followed by `end`."""
 
     tokenizer: Tokenizer
     sides: Sides
@@ -148,16 +159,31 @@ class Encoder:
         short = [text for text in chunk.texts if len(text) <= PIECE]
         whole = iter(self._ids(short))
         found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
+        sizes = dict.fromkeys(SPLITS, 0)
         for text, digest in zip(chunk.texts, chunk.digests, strict=True):
-            parts = [next(whole)] if len(text) <= PIECE else [self._ids([piece])[0] for piece in pieces(text)]
-            found["valid" if self.sides.holds_out(digest) else "train"].append([*parts, end])
+            parts = [next(whole)] if len(text) <= PIECE else self._long(text)
+            split: Split = "valid" if self.sides.holds_out(digest) else "train"
+            found[split].append([*parts, end])
+            sizes[split] += len(text.encode())
         chunk.texts.clear()
         result: Encoded = {}
         for split, documents in found.items():
             lengths = np.array([sum(map(len, parts)) for parts in documents], np.int64)
             tokens = [part for parts in documents for part in parts]
-            result[split] = np.concatenate([end[:0], *tokens]), lengths
+            result[split] = Side(np.concatenate([end[:0], *tokens]), lengths, sizes[split])
         return result
+
+    def _long(self, text: str) -> list[Tokens]:
+        first, *others = pieces(text)
+        if self._adds_a_space:
+            others = [piece.removeprefix(" ") for piece in others]
+        return [self._ids([piece])[0] for piece in (first, *others)]
+
+    @cached_property
+    def _adds_a_space(self) -> bool:
+        """Whether each text that is encoded gets a space in front, as with Llama's first tokenizers."""
+        whole, first, bare, spaced = (one.tolist() for one in self._ids(["a b", "a", "b", " b"]))
+        return bool(whole == first + bare != first + spaced)
 
     def _ids(self, texts: list[str]) -> list[Tokens]:
         # The fast variant gives the same ids and leaves out the offsets into the text.

@@ -34,8 +34,8 @@ class Journal:
     position: Position = BEGINNING
     written: tuple[Written, ...] = (Written(), Written())
     """Of the domain at work: the training and the held-out split."""
-    left_out: tuple[int, ...] = (0, 0, 0)
-    """Of the domain at work: duplicates, broken and empty documents."""
+    counts: tuple[int, ...] = (0, 0, 0, 0, 0)
+    """Of the domain at work: duplicates, broken and empty documents, bytes of training and of held-out text."""
 
     def sides(self, limit: int) -> Sides:
         """The split that the first reading decided on."""
@@ -66,7 +66,7 @@ def read_journal(folder: Path) -> Journal | None:
                 ),
                 "position": Position(*facts["position"]),
                 "written": tuple(Written(**{**one, "shards": _shards(one["shards"])}) for one in facts["written"]),
-                "left_out": tuple(facts["left_out"]),
+                "counts": tuple(facts["counts"]),
             }
         )
     except (OSError, ValueError, KeyError, TypeError):

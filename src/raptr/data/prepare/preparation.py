@@ -14,6 +14,7 @@ reading (not the encoding) of what is done. A changed request starts over and sa
 request made is refused.
 """
 
+import json
 import platform
 import shutil
 import uuid
@@ -35,7 +36,7 @@ from raptr.data.prepare.stream import BEGINNING, Chunk
 from raptr.data.prepare.tokenizer import existing, train
 from raptr.data.prepare.workfolder import alone, clear, naming, resume, reuse, work_folder
 from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store
-from raptr.data.tokenizer import BERT, Specials, load, vocabulary_of
+from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, load, read_vocabulary
 from raptr.files import sha256_of, sync, write_text
 
 VOCABULARY = 30_000
@@ -138,7 +139,7 @@ def prepare_corpus(
     progress: Report | None = None,
     say: Say | None = None,
 ) -> TokenStore:
-    """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file.
+    """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file or folder.
 
     `specials` are the special tokens of the objective that will be trained.
 
@@ -188,10 +189,10 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     """Fill the work folder, from where the journal stands, until nothing but its name is missing."""
     if journal is None:
         journal = _begin(work, request, progress, say)
-    tokenizer = load(work / TOKENIZER)
-    facts = vocabulary_of(tokenizer)
+    facts = read_vocabulary(work / TOKENIZER)
     dtype = dtype_for(facts.size)
-    journal = encode(work, tokenizer, DTYPES[dtype], request, journal, progress)
+    end = facts.name(request.specials.end)
+    journal = encode(work, load(work / TOKENIZER), end, DTYPES[dtype], request, journal, progress)
     trained = [part.total("train") for part in journal.parts]
     weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
     for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
@@ -205,6 +206,7 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
         tokenizer_sha256=sha256_of(work / TOKENIZER),
         domains=tuple(replace(part, weight=weight) for part, weight in zip(journal.parts, weights, strict=True)),
         request=journal.request,
+        special_tokens=dict(request.special_tokens),
     )
     write_text(work / MANIFEST, manifest.to_json())
     _tidy(work)
@@ -231,8 +233,14 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
     progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
     given = request.tokenizer
     specials = request.specials
-    tokenizer = existing(given, specials) if given else train(sample.texts(sides), request.vocabulary, specials)
+    if given:
+        tokenizer, _ = existing(given, specials)
+    else:
+        tokenizer = train(sample.texts(sides), request.vocabulary, specials)
     write_text(work / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")
+    if names := request.special_tokens:
+        stock = {STOCK_KEYS[token]: name for token, name in names.items()}
+        write_text(work / CONFIG, json.dumps(stock, indent=2) + "\n")
     journal = Journal(
         request=facts,
         version=tokenizers.__version__,
@@ -247,7 +255,7 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
 def _tidy(work: Path) -> None:
     """Check that the folder is whole, and leave nothing in it but what it promises."""
     shards = open_store(work).manifest.shards()
-    names = {MANIFEST, TOKENIZER, *(name for shard in shards for name in (shard.file, shard.documents_file))}
+    names = {MANIFEST, TOKENIZER, CONFIG, *(name for shard in shards for name in (shard.file, shard.documents_file))}
     for path in work.iterdir():
         if path.name not in names:
             path.unlink()

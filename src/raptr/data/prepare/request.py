@@ -61,6 +61,11 @@ class Request:
         return tuple(domain.name for domain in self.domains)
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """What the given tokenizer calls its special tokens, where it has names of its own."""
+        return {} if self.tokenizer is None else existing(self.tokenizer, self.specials)[1].names
+
+    @property
     def limit(self) -> int:
         """The hashes below it are held out: none where held-out text is given."""
         return 0 if any(self.valid) else int(self.held_out * 2**64)
@@ -88,11 +93,13 @@ class Request:
         """All that decides about the result, as JSON."""
         # Left out for mlm, since folders were prepared before there was another objective.
         objective = {} if self.specials == BERT else {"objective": self.specials.objective}
+        names = self.special_tokens
         return {
             "format": FORMAT,
             **objective,
             "vocabulary": self.vocabulary if self.tokenizer is None else None,
             "tokenizer": None if self.tokenizer is None else sha256_of(self.tokenizer),
+            **({"special_tokens": names} if names else {}),
             "field": self.field,
             "documents": self.documents,
             "held_out": self.held_out,

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from raptr.data.tokenizer import BERT, Specials, load, vocabulary_of
+from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, Vocabulary, load, read_vocabulary
 
 UNKNOWN = "[UNK]"
 LARGEST = 2**32
@@ -54,17 +54,24 @@ def train(texts: Iterable[str], size: int, specials: Specials = BERT) -> Tokeniz
     return tokenizer
 
 
-def existing(path: Path, specials: Specials) -> Tokenizer:
+def existing(path: Path, specials: Specials) -> tuple[Tokenizer, Vocabulary]:
     """A tokenizer that somebody else made, checked, and kept from cutting or filling up what it encodes."""
-    tokenizer = load(path)
+    tokenizer, vocabulary = load(path), read_vocabulary(path)
+    names = {token: name for token, name in vocabulary.names.items() if token in specials.tokens}
+    vocabulary = Vocabulary(vocabulary.ids, names)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    vocabulary = vocabulary_of(tokenizer)
-    try:
-        vocabulary.ordinary(specials)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     highest, size = max(vocabulary.ids.values()), vocabulary.size
     if highest != size - 1:
         raise ValueError(f"{path}: tokenizer: expected the ids 0 to {size - 1} for {size} tokens, found {highest}")
-    return tokenizer
+    try:
+        vocabulary.ordinary(specials)
+    except ValueError as error:
+        keys = ", ".join(
+            STOCK_KEYS[token] for token in specials.tokens if token in STOCK_KEYS and token not in vocabulary
+        )
+        hint = (
+            f"Where the tokenizer has them under other names, {CONFIG} beside it must say so ({keys})." if keys else ""
+        )
+        raise ValueError(f"{path}: {error} {hint}".rstrip()) from error
+    return tokenizer, vocabulary

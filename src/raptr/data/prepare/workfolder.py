@@ -11,6 +11,7 @@ import tokenizers
 from raptr.data.prepare.journal import JOURNAL, Journal, read_journal
 from raptr.data.prepare.request import difference
 from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
+from raptr.data.tokenizer import CONFIG
 from raptr.files import locked
 
 OURS = (".tokens", ".documents", ".partial", ".new")  # .new: of an earlier version
@@ -53,7 +54,7 @@ def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> J
     if MANIFEST in names:
         reason = _finished(work, request)
     elif journal is None:
-        reason = "it was stopped before its tokenizer was made"
+        reason = "it was stopped before its tokenizer was made, or by another version of raptr"
     else:
         reason = difference(journal.request, request)
         if not reason and journal.version != tokenizers.__version__:
@@ -101,4 +102,4 @@ def _finished(work: Path, request: dict[str, Any]) -> str:
 
 
 def _ours(name: str) -> bool:
-    return name in (JOURNAL, MANIFEST, TOKENIZER) or name.endswith(OURS)
+    return name in (JOURNAL, MANIFEST, TOKENIZER, CONFIG) or name.endswith(OURS)

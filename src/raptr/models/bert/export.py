@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
 
 from raptr.data.tokenizer import BERT as SPECIALS
-from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import EPSILON, LAYOUT, Bert, Block
 from raptr.models.export import Exporter, check
@@ -53,9 +53,9 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
     Texts get the same ids as in training, with one difference: a special token written out in a text, such as
     [MASK], becomes that token.
     """
-    tokenizer = load(file)
-    vocabulary = vocabulary_of(tokenizer)
+    tokenizer, vocabulary = load(file), read_vocabulary(file)
     vocabulary.ordinary(SPECIALS)
+    pad, unknown, start, end, mask = (vocabulary.name(token) for token in SPECIALS.tokens)
     # A word's token holds the space before it, so the mask that stands for a word has to take that space too.
     description = json.loads(tokenizer.to_str())
     for token in description["added_tokens"]:
@@ -63,9 +63,9 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
     changed = Tokenizer.from_str(json.dumps(description))
     # The model knows one type of token; the pair's second text must not ask for another.
     changed.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:0 [SEP]:0",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:0 {end}:0",
+        special_tokens=[(token, vocabulary.ids[token]) for token in (start, end)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=changed,
@@ -73,13 +73,13 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
         # Said outright, since by default some versions hand the model types too.
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        bos_token="[CLS]",
-        eos_token="[SEP]",
-        mask_token="[MASK]",
+        pad_token=pad,
+        unk_token=unknown,
+        cls_token=start,
+        sep_token=end,
+        bos_token=start,
+        eos_token=end,
+        mask_token=mask,
     )
 
 

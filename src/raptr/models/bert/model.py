@@ -22,7 +22,7 @@ from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
 from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs
 from raptr.models.layout import Cut, Layout, chosen
-from raptr.models.model import Model
+from raptr.models.model import Model, at_targets
 
 EPSILON = 1e-5
 LAYOUT: Layout = {
@@ -116,17 +116,14 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=EPSILON)
 
     def forward(
-        self, x_BSD: Tensor, positions_BM: Tensor, labels_BM: Tensor, tokens_VD: Tensor, bias_V: Tensor
+        self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, tokens_VD: Tensor, bias_V: Tensor
     ) -> Tensor:
         """The mean cross entropy at the masked positions."""
         return linear_cross_entropy(self.predictors(x_BSD, positions_BM), tokens_VD, bias_V, labels_BM.flatten())
 
-    def predictors(self, x_BSD: Tensor, positions_BM: Tensor) -> Tensor:
+    def predictors(self, x_BSD: Tensor, positions_BM: Tensor | None) -> Tensor:
         """What the scores are made of, for all N = B·M masked positions."""
-        batch, length, _ = x_BSD.shape
-        first_B = torch.arange(0, batch * length, length, device=x_BSD.device)
-        at_BM = first_B.unsqueeze(1) + positions_BM
-        x_ND = self.final_norm(x_BSD.flatten(0, 1).index_select(0, at_BM.flatten()))
+        x_ND = self.final_norm(at_targets(x_BSD, positions_BM))
         normed_ND: Tensor = self.norm(F.gelu(self.dense(x_ND)))
         return normed_ND
 
@@ -177,7 +174,7 @@ class Bert(Model):
     def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
         x_ND = self.head.predictors(x_BSD, batch.positions_BM)
-        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.positions_BM.shape, -1)
+        return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.labels_BM.shape, -1)
 
 
 def _scaled(product: Product, scale: Tensor | None) -> Product:

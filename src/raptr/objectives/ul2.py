@@ -1,0 +1,207 @@
+"""UL2's mixture of denoisers (Tay et al., 2022, section 3): a decoder restores hidden spans, or the end of a text.
+
+A sequence of S tokens is `[mode] inputs targets [EOS]`, without padding. R and X denoisers hide spans: in the inputs a
+sentinel stands for each, in the targets each follows its sentinel (Raffel et al., 2020). The S denoiser hides the end
+of the text. Mode and inputs are the prefix, whose positions see each other; position q sees k where k <= q or
+k < prefix. The loss is taken where the next token is one of the targets or [EOS].
+
+Deviations. The paper names no mixture: ours is a setting, quotas over a cycle of samples. A micro-batch of whole cycles
+always has the same number of targets, so shapes are static and averages over micro-batches exact; to that end the
+splits of S denoisers come in pairs, p and W - p. A denoiser has a fixed number of spans and of hidden tokens: k of the
+gaps between the visible tokens are chosen by lowest hash, and k - 1 cuts divide the hidden tokens among them. So
+every token can be hidden, and no two spans touch. A denoiser that needs fewer than the W tokens of a window takes them
+at a random offset.
+
+Shapes: B batch, W window, S sequence, N targets of the batch; of one denoiser: R raw tokens, H hidden ones, K spans.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, NamedTuple, final
+
+import numpy as np
+import torch
+
+from raptr.data.batch import Batch
+from raptr.data.source import Int64s, Windows
+from raptr.data.tokenizer import Specials, Vocabulary
+from raptr.hashing import Stream, Uint64s, bits_array
+from raptr.objectives.contract import Attention, Objective
+from raptr.objectives.specials import MODES, SENTINELS
+from raptr.objectives.specials import UL2 as TOKENS
+
+# The low bits of a rank are the number that is ranked: no two ranks are equal, and a rank tells where it came from.
+NUMBER_BITS = 20
+NUMBER = np.uint64((1 << NUMBER_BITS) - 1)
+# What a hash of a sample decides: which denoiser judges a held-out window, the offset, the split, the gaps, the cuts.
+SLOT, OFFSET, SPLIT, GAP, CUT = (np.full((), purpose, np.uint64) for purpose in range(5))
+
+
+@final
+@dataclass(frozen=True)
+class Denoiser:
+    """A denoiser, by its mode token, and how many samples of a cycle it gets; without `span`, the prefix LM."""
+
+    mode: str
+    quota: int
+    span: int | None = None
+    rate: float = 0.0
+
+
+R, S, X = MODES
+# 37.5% of the positions carry loss at a length of 512.
+MIXTURE = (
+    Denoiser(R, 2, 3, 0.15),
+    Denoiser(R, 2, 8, 0.15),
+    Denoiser(S, 4),
+    Denoiser(X, 2, 3, 0.5),
+    Denoiser(X, 2, 8, 0.5),
+    Denoiser(X, 2, 64, 0.15),
+    Denoiser(X, 2, 64, 0.5),
+)
+
+
+class Sizes(NamedTuple):
+    """Of a denoiser of spans: its raw tokens, the hidden ones and the spans of these."""
+
+    raw: int
+    hidden: int
+    spans: int
+
+    @property
+    def prefix(self) -> int:
+        """The mode token, the visible tokens and a sentinel for each span."""
+        return 1 + self.raw - self.hidden + self.spans
+
+
+@cache
+def sizes(length: int, span: int, rate: float) -> Sizes:
+    """The sizes that fill a sequence of `length` tokens, with spans of about `span` tokens."""
+    possible = [
+        Sizes(raw, round(raw * rate), spans) for spans in range(1, length) if (raw := length - 2 - 2 * spans) > 1
+    ]
+    fitting = [one for one in possible if one.spans <= one.hidden < one.raw and one.spans <= one.raw - one.hidden + 1]
+    if not fitting:
+        raise ValueError(f"data.length is {length}, too short for a denoiser that hides {rate:g} of the tokens.")
+    best = min(fitting, key=lambda one: abs(one.spans - one.hidden / span))
+    if best.spans > len(SENTINELS):
+        raise ValueError(f"data.length is {length}, which needs {best.spans} sentinels; there are {len(SENTINELS)}.")
+    return best
+
+
+@final
+class UL2(Objective):
+    """The mixture of denoisers, for a decoder with a prefix."""
+
+    name: ClassVar[str] = "ul2"
+    specials: ClassVar[Specials] = TOKENS
+    attention: ClassVar[Attention] = "prefix"
+
+    def __init__(self, vocabulary: Vocabulary, mixture: tuple[Denoiser, ...] = MIXTURE) -> None:
+        """Refuse a vocabulary without modes and sentinels, and a mixture in which splits have no pairs."""
+        vocabulary.ordinary(self.specials)
+        for denoiser in mixture:
+            if denoiser.quota < 0 or (denoiser.span is None and denoiser.quota % 2):
+                raise ValueError(
+                    f"a quota of {denoiser.mode} is {denoiser.quota}. Use 0 or more; for {S}, an even number."
+                )
+        self.mixture = mixture
+        self.slots = np.repeat(np.arange(len(mixture)), [denoiser.quota for denoiser in mixture])
+        if not len(self.slots):
+            raise ValueError("every quota of the mixture is 0. Give at least one denoiser a quota.")
+        self._ids = {token: vocabulary[token] for token in self.specials.tokens if token in vocabulary}
+        self._sentinels = np.array([vocabulary[token] for token in SENTINELS])
+
+    @property
+    def cycle(self) -> int:
+        """Samples after which the denoisers repeat; micro-batches of whole cycles have equally many targets."""
+        return len(self.slots)
+
+    @staticmethod
+    def window(length: int) -> int:
+        """All tokens of a sequence but the mode and the end."""
+        return length - 2
+
+    @staticmethod
+    def targets(length: int) -> int:
+        """The targets of a sequence in the standard mixture: the mean over a cycle, rounded."""
+        spans = [(one.quota, length - sizes(length, one.span, one.rate).prefix) for one in MIXTURE if one.span]
+        total = sum(quota * count for quota, count in spans)
+        total += sum(one.quota for one in MIXTURE if one.span is None) // 2 * length
+        return round(total / sum(one.quota for one in MIXTURE))
+
+    def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
+        """Each window under the denoiser of its sample: in turn, but by hash for held-out windows, which lie apart."""
+        if windows.segments_BW is not None:
+            raise ValueError("data.isolate_documents is true, which the objective ul2 does not know. Set it to false.")
+        cycle, samples_B = np.uint64(self.cycle), windows.samples_B
+        slots_B = bits_array(seed, stream, samples_B, SLOT) if stream == "evaluation" else samples_B
+        slots_B = slots_B % cycle
+        length = windows.tokens_BW.shape[1] + 2
+        tokens_BS = np.empty((len(samples_B), length), np.int64)
+        prefix_B = np.empty(len(samples_B), np.int64)
+        for number, denoiser in enumerate(self.mixture):
+            here = np.flatnonzero(self.slots[slots_B] == number)
+            raw_BW, samples = windows.tokens_BW[here], samples_B[here]
+            if denoiser.span is None:
+                # Both samples of a pair have the split of the pair; the second has it from the other end.
+                first = np.uint64(np.argmax(self.slots == number))
+                pair, second = np.divmod(slots_B[here] - first, np.uint64(2))
+                split = _number(seed, stream, (samples // cycle, pair), SPLIT, length - 3).astype(np.int64) + 1
+                prefix_B[here] = 1 + np.where(second == 1, length - 2 - split, split)
+                tokens_BS[here, 1:-1] = raw_BW
+            else:
+                one = sizes(length, denoiser.span, denoiser.rate)
+                prefix_B[here] = one.prefix
+                tokens_BS[here, 1:-1] = self._spans(raw_BW, samples, one, seed, stream)
+            tokens_BS[here, 0] = self._ids[denoiser.mode]
+        tokens_BS[:, -1] = self._ids["[EOS]"]
+        # The targets begin behind the prefix; each is predicted one position earlier.
+        flat_N = np.flatnonzero(np.arange(length) >= prefix_B[:, None])
+        arrays = tokens_BS, flat_N - 1, tokens_BS.reshape(-1)[flat_N], prefix_B
+        tokens, positions, labels, prefix = map(torch.from_numpy, arrays)
+        return Batch(tokens, positions, labels, prefix_B=prefix)
+
+    def _spans(self, raw_BW: Int64s, samples_B: Uint64s, one: Sizes, seed: int, stream: Stream) -> Int64s:
+        """Inputs and targets of a denoiser of spans."""
+        width, inputs = raw_BW.shape[1], one.prefix - 1
+        offset_B1 = _number(seed, stream, (samples_B,), OFFSET, width - one.raw + 1).astype(np.int64)[:, None]
+        raw_BR = np.take_along_axis(raw_BW, offset_B1 + np.arange(one.raw), axis=1)
+        gaps_BK = _chosen(seed, stream, samples_B, GAP, one.raw - one.hidden + 1, one.spans)
+        cuts_BK = _chosen(seed, stream, samples_B, CUT, one.hidden - 1, one.spans - 1) + 1
+        before_BK = np.pad(cuts_BK, ((0, 0), (1, 0)))  # hidden tokens before each span
+        ends_BK = np.pad(cuts_BK, ((0, 0), (0, 1)), constant_values=one.hidden)
+        opened_BR, closed_BR = (_counted(gaps_BK + some_BK, one.raw) for some_BK in (before_BK, ends_BK))
+        # Gaps differ, so between two spans there is a visible token, and no span closes where another opens.
+        hidden_BR = opened_BR > closed_BR
+        earlier_BR: Int64s = np.cumsum(hidden_BR, axis=1) - hidden_BR
+        shown_BR = np.arange(one.raw) - earlier_BR + opened_BR
+        place_BR = np.where(hidden_BR, inputs + earlier_BR + opened_BR, shown_BR)
+        made = np.empty((len(raw_BR), width), np.int64)
+        np.put_along_axis(made, place_BR, raw_BR, axis=1)
+        sentinels_K = np.arange(one.spans)
+        for place_BK in (gaps_BK + sentinels_K, inputs + before_BK + sentinels_K):
+            np.put_along_axis(made, place_BK, self._sentinels[None, : one.spans], axis=1)
+        return made
+
+
+def _number(seed: int, stream: Stream, counters: tuple[Uint64s, ...], purpose: Uint64s, below: int) -> Uint64s:
+    """A random number of 0..below-1 for each of the counters; the bias of the remainder is below 2**-44."""
+    return bits_array(seed, stream, *counters, purpose) % np.uint64(below)
+
+
+def _chosen(seed: int, stream: Stream, samples_B: Uint64s, purpose: Uint64s, of: int, count: int) -> Int64s:
+    """`count` numbers of 0..of-1 for each sample, ascending: those of the lowest hash."""
+    if not count:
+        return np.empty((len(samples_B), 0), np.int64)
+    numbers = np.arange(of, dtype=np.uint64)
+    ranks = bits_array(seed, stream, samples_B[:, None], numbers, purpose) & ~NUMBER | numbers
+    lowest = np.partition(ranks, count - 1, axis=1)[:, :count]
+    return np.sort(lowest & NUMBER, axis=1).astype(np.int64)
+
+
+def _counted(places_BK: Int64s, width: int) -> Int64s:
+    """How many of the places lie at or before each of 0..width-1."""
+    marks = np.zeros((len(places_BK), width + 1), np.int64)
+    np.put_along_axis(marks, places_BK, 1, axis=1)
+    return np.cumsum(marks, axis=1)[:, :width]
