@@ -68,11 +68,11 @@ class Layer(nn.Module):
 
 
 class Toy(Model):
-    OUTPUTS, LAYOUT = ("down",), {}
+    OUTPUTS = ("down",)
 
     def __init__(self, config: "ToyConfig", seed: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.layout = config, {}
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)

@@ -186,7 +186,7 @@ def _size(run: Finished, unique: int) -> dict[str, Any]:
     """How large the run's model was, and how much text it saw."""
     config = Config.read(run.config)
     model = config.model.build(config.data.vocabulary, config.data.length)
-    weights = model.layers * model.layer_weights(model.heads, model.parts)
+    weights = model.layers * model.layer_weights(model.shape.heads, model.shape.parts)
     tokens = run.outcome.steps * config.train.batch * config.data.length
     return {
         "layers": model.layers,

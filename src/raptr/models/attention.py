@@ -25,16 +25,21 @@ class Segments:
     blocks: BlockMask | None = None
 
 
-def make_segments(segments_BS: Tensor | None) -> Segments | None:
-    """The mask under which tokens attend to those of their own segment only."""
+def make_segments(segments_BS: Tensor | None, *, causal: bool = False) -> Segments | None:
+    """The mask under which tokens attend to those of their own segment only; if `causal`, of these not to later ones.
+
+    None where a sequence is one segment: `attend` then needs no mask.
+    """
     if segments_BS is None:
         return None
-    if not segments_BS.is_cuda:
-        return Segments(dense_B1SS=(segments_BS.unsqueeze(2) == segments_BS.unsqueeze(1)).unsqueeze(1))
     batch, length = segments_BS.shape
+    if not segments_BS.is_cuda:
+        dense_BSS = segments_BS.unsqueeze(2) == segments_BS.unsqueeze(1)
+        return Segments(dense_B1SS=(dense_BSS.tril() if causal else dense_BSS).unsqueeze(1))
 
     def together(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return segments_BS[b, q] == segments_BS[b, k]
+        same = segments_BS[b, q] == segments_BS[b, k]
+        return same & (k <= q) if causal else same
 
     return Segments(blocks=create_block_mask(together, batch, None, length, length, device=segments_BS.device.type))
 
@@ -51,17 +56,25 @@ def self_attention(
     return attend(q_BHSK, k_BHSK, v_BHSK, segments).transpose(1, 2).flatten(2)
 
 
-def attend(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, segments: Segments | None) -> Tensor:
-    """Scaled dot-product attention, (B, H, S, K)."""
+def attend(
+    q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, segments: Segments | None, *, causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention, (B, H, S, K); H / G neighbouring queries share keys and values.
+
+    `causal` says what None as `segments` means: not to attend to later positions.
+    """
+    grouped = q_BHSK.shape[1] != k_BGSK.shape[1]
     if segments is not None and segments.blocks is not None:
+        mask, given = segments.blocks, (q_BHSK, k_BGSK, v_BGSK)
         if torch.compiler.is_compiling():
-            attended: Tensor = flex_attention(q_BHSK, k_BHSK, v_BHSK, block_mask=segments.blocks)
+            attended: Tensor = flex_attention(*given, block_mask=mask, enable_gqa=grouped)
         else:
             with torch.compiler.set_stance("default"):  # evaluation runs uncompiled but for this
-                attended = _flex()(q_BHSK, k_BHSK, v_BHSK, block_mask=segments.blocks)
+                attended = _flex()(*given, block_mask=mask, enable_gqa=grouped)
         return attended
+    dense = None if segments is None else segments.dense_B1SS
     return F.scaled_dot_product_attention(
-        q_BHSK, k_BHSK, v_BHSK, attn_mask=None if segments is None else segments.dense_B1SS
+        q_BHSK, k_BGSK, v_BGSK, attn_mask=dense, is_causal=causal and dense is None, enable_gqa=grouped
     )
 
 

@@ -35,11 +35,6 @@ class Exporter:
 
 def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -> None:
     """Refuse what no stock model can hold."""
-    if config.heads * config.head_size != config.width:
-        raise ValueError(
-            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
-            "In a stock model heads × head_size is the width, so this model cannot be exported."
-        )
     if vocabulary.size != config.vocabulary:
         raise ValueError(
             f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}. "
@@ -54,7 +49,7 @@ def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
                 "branches can be folded into a stock model's weights; a whole layer's scale must be 1 there."
             )
         for axis, kept, count in (
-            ("heads", subnetwork.heads, config.heads),
+            ("heads", subnetwork.heads, config.shape.heads),
             ("MLP parts", subnetwork.parts, config.parts),
         ):
             if kept is not None and len(kept[layer]) != count:

@@ -49,9 +49,10 @@ def residual_mlp(
     return out_ND.view_as(x_BSD)
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_N: Tensor) -> Tensor:
+def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
     """The mean cross entropy of a linear map's scores, in float32 at least."""
     if _half(x_ND):
+        bias_V = weight_VD.new_zeros(len(weight_VD)) if bias_V is None else bias_V
         return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N)
     scores_NV = F.linear(x_ND, weight_VD, bias_V)
     return F.cross_entropy(scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32)), labels_N)

@@ -86,6 +86,22 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
         yield BlockInputs(layer, attention, mlp, heads[row], parts[row])
 
 
+def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """A map's weight or bias times a scale: there are far fewer of them than activations."""
+    return weight if scale is None else scale * weight
+
+
+def times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
+    """The product of two scales."""
+    return two if one is None else one if two is None else one * two
+
+
+def folded(subnetwork: Subnetwork, layer: int) -> tuple[float, float]:
+    """The scales of a layer's attention and MLP branches, to be folded into their last maps."""
+    _, attention, mlp = _scales(subnetwork, layer)
+    return attention, mlp
+
+
 def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float]:
     scale, whole = subnetwork.scales[layer], subnetwork.scaled == "layer"
     branch = 1.0 if whole else scale

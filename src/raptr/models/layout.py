@@ -3,14 +3,16 @@
 A tensor that has an axis of heads or MLP parts has it inside one of its dimensions: that dimension is `before` blocks
 of `units` units of some rows each. The queries, keys and values of one matrix are three such blocks.
 
-    LAYOUT = {"qkv.weight": Cut("heads", dim=0, before=3), "attention_out.weight": Cut("heads", dim=1), ...}
+    {"qkv.weight": Cut("heads", dim=0, before=3), "attention_out.weight": Cut("heads", dim=1), ...}
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from raptr.models.inputs import BlockInputs
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,23 @@ class Cut:
 
 
 Layout = Mapping[str, Cut]  # by the name of the block's parameter; those that are not in it have no such axis
+
+
+class CutBlock(Protocol):
+    """A block whose tensors are laid out in so many heads and MLP parts."""
+
+    heads: int
+    parts: int
+    layout: Layout
+
+
+def of_running(block: CutBlock, name: str, inputs: BlockInputs) -> Tensor:
+    """A parameter of the block as if the heads and MLP parts that run were all of them."""
+    assert isinstance(block, nn.Module)
+    module, _, key = name.partition(".")
+    tensor, cut = getattr(getattr(block, module), key), block.layout[name]
+    units, index = (block.heads, inputs.heads_H) if cut.axis == "heads" else (block.parts, inputs.parts_P)
+    return chosen(tensor, cut, units, index)
 
 
 def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor:

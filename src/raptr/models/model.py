@@ -30,9 +30,9 @@ class Model(nn.Module, ABC):
 
     LAYERS: ClassVar[str] = "blocks"  # the name of the list of blocks, as it begins the names of their parameters
     OUTPUTS: ClassVar[tuple[str, ...]]  # the modules of a block that write to the residual stream
-    LAYOUT: ClassVar[Layout]  # of a block's tensors
 
     config: ModelConfig
+    layout: Layout  # of a block's tensors
     blocks: nn.ModuleList
 
     @abstractmethod
@@ -84,7 +84,7 @@ def fused_maps(model: nn.Module, name: str) -> int:
     """How many maps of one size the parameter of this name holds, one after the other in its first dimension."""
     if not isinstance(model, Model) or not name.startswith(f"{model.LAYERS}."):
         return 1
-    cut = model.LAYOUT.get(name.split(".", 2)[2])
+    cut = model.layout.get(name.split(".", 2)[2])
     return cut.before if cut is not None and cut.dim == 0 else 1
 
 

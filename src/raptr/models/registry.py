@@ -2,8 +2,9 @@
 
 from raptr.models.bert.config import BERT
 from raptr.models.contract import Family
+from raptr.models.decoder.config import DECODER
 
-FAMILIES: dict[str, Family] = {BERT.name: BERT}
+FAMILIES: dict[str, Family] = {BERT.name: BERT, DECODER.name: DECODER}
 
 
 def register(family: Family) -> None:

@@ -31,8 +31,8 @@ def flops(config: ModelConfig, subnetwork: Subnetwork, *, sequences: int, length
     """The cost of one training step that runs `subnetwork` on `sequences` sequences of `length` tokens."""
     layers = 0
     for layer in subnetwork.kept:
-        heads = len(subnetwork.heads[layer]) if subnetwork.heads else config.heads
-        parts = len(subnetwork.parts[layer]) if subnetwork.parts else config.parts
+        heads = len(subnetwork.heads[layer]) if subnetwork.heads else config.shape.heads
+        parts = len(subnetwork.parts[layer]) if subnetwork.parts else config.shape.parts
         layers += config.layer_flops(heads, parts, length)
     head = config.head_flops(targets)
     return Flops(TRAINING * sequences * layers, TRAINING * sequences * (layers + head))

@@ -25,8 +25,9 @@ from transformers import PreTrainedTokenizerFast, RobertaPreLayerNormConfig, Rob
 from raptr.data.tokenizer import BERT as SPECIALS
 from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.bert.config import BertConfig
-from raptr.models.bert.model import EPSILON, LAYOUT, Bert, Block
+from raptr.models.bert.model import EPSILON, Bert, Block
 from raptr.models.export import Exporter, check
+from raptr.models.inputs import folded
 from raptr.models.layout import split
 from raptr.subnetworks import Subnetwork
 
@@ -36,7 +37,13 @@ BODY = "roberta_prelayernorm"
 
 def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
     """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
-    check(model.config, subnetwork, vocabulary)
+    config = model.config
+    if config.heads * config.head_size != config.width:
+        raise ValueError(
+            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
+            "In a stock model heads × head_size is the width, so this model cannot be exported."
+        )
+    check(config, subnetwork, vocabulary)
     vocabulary.ordinary(SPECIALS)
     # The stock class draws initial weights from the global generator, which is the caller's.
     with torch.random.fork_rng(devices=[]):
@@ -124,16 +131,14 @@ def _weights(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Tensor]
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        branch = subnetwork.scales[layer] if subnetwork.scaled == "branches" else 1.0
-        scales = branch * subnetwork.head_scale, branch * subnetwork.part_scale
-        named |= _layer(f"{BODY}.encoder.layer.{place}", block, *scales)
+        named |= _layer(f"{BODY}.encoder.layer.{place}", block, *folded(subnetwork, layer))
     return named
 
 
 def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Tensor]:
     """The tensors of one layer, the scales of its branches folded into their last projections."""
-    weights = split(block.qkv.weight.detach(), LAYOUT["qkv.weight"])
-    biases = split(block.qkv.bias.detach(), LAYOUT["qkv.bias"])
+    weights = split(block.qkv.weight.detach(), block.layout["qkv.weight"])
+    biases = split(block.qkv.bias.detach(), block.layout["qkv.bias"])
     named = {
         **_pair(f"{name}.attention.LayerNorm", block.attention_norm),
         **_pair(f"{name}.attention.output.dense", block.attention_out, attention_scale),

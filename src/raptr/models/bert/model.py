@@ -20,8 +20,8 @@ from raptr.models.attention import Segments, make_segments, self_attention
 from raptr.models.bert.config import BertConfig
 from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
 from raptr.models.init import initialise
-from raptr.models.inputs import BlockInputs
-from raptr.models.layout import Cut, Layout, chosen
+from raptr.models.inputs import BlockInputs, scaled, times
+from raptr.models.layout import Cut, Layout, of_running
 from raptr.models.model import Model, at_targets
 
 EPSILON = 1e-5
@@ -44,7 +44,7 @@ class Block(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         inner = config.heads * config.head_size
-        self.heads, self.head_size, self.parts = config.heads, config.head_size, config.parts
+        self.heads, self.head_size, self.parts, self.layout = config.heads, config.head_size, config.parts, LAYOUT
         self.attention_norm = nn.LayerNorm(config.width, eps=EPSILON)
         self.qkv = nn.Linear(config.width, 3 * inner)
         self.attention_out = nn.Linear(inner, config.width)
@@ -55,7 +55,7 @@ class Block(nn.Module):
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
         """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
-        s, t = inputs.layer_scale, _times(inputs.layer_scale, inputs.mlp_scale)
+        s, t = inputs.layer_scale, times(inputs.layer_scale, inputs.mlp_scale)
         qkv, project = self.attention_weights(inputs)
         mlp_in, mlp_out = self.mlp_weights(inputs)
         project = _scaled(project, inputs.attention_scale)
@@ -72,19 +72,13 @@ class Block(nn.Module):
 
     def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
         """What makes queries, keys and values, and what projects; of all heads, or as if the chosen were all."""
-        qkv = self._chosen("qkv.weight", inputs), self._chosen("qkv.bias", inputs)
-        return qkv, (self._chosen("attention_out.weight", inputs), self.attention_out.bias)
+        qkv = of_running(self, "qkv.weight", inputs), of_running(self, "qkv.bias", inputs)
+        return qkv, (of_running(self, "attention_out.weight", inputs), self.attention_out.bias)
 
     def mlp_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
         """What the MLP enters and leaves with; all of it, or as if the chosen parts were all."""
-        mlp_in = self._chosen("mlp_in.weight", inputs), self._chosen("mlp_in.bias", inputs)
-        return mlp_in, (self._chosen("mlp_out.weight", inputs), self.mlp_out.bias)
-
-    def _chosen(self, name: str, inputs: BlockInputs) -> Tensor:
-        module, _, key = name.partition(".")
-        tensor, cut = getattr(getattr(self, module), key), LAYOUT[name]
-        units, index = (self.heads, inputs.heads_H) if cut.axis == "heads" else (self.parts, inputs.parts_P)
-        return chosen(tensor, cut, units, index)
+        mlp_in = of_running(self, "mlp_in.weight", inputs), of_running(self, "mlp_in.bias", inputs)
+        return mlp_in, (of_running(self, "mlp_out.weight", inputs), self.mlp_out.bias)
 
 
 @final
@@ -133,12 +127,11 @@ class Bert(Model):
     """The encoder and its masked-language-model head."""
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("attention_out", "mlp_out")
-    LAYOUT: ClassVar[Layout] = LAYOUT
     config: BertConfig
 
     def __init__(self, config: BertConfig, seed: int = 0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.layout = config, LAYOUT
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
@@ -178,9 +171,4 @@ class Bert(Model):
 
 
 def _scaled(product: Product, scale: Tensor | None) -> Product:
-    """Times the scale: weights are few, what comes out of them is much."""
-    return product if scale is None else (scale * product[0], scale * product[1])
-
-
-def _times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    return two if one is None else one if two is None else one * two
+    return scaled(product[0], scale), scaled(product[1], scale)
