@@ -65,7 +65,9 @@ class Steps:
         # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
         self._hooks = [
             model.register_forward_pre_hook(lambda module, _args: self._evaluated(module)),
-            model.register_load_state_dict_pre_hook(lambda *_args: self._cut_short("load_state_dict was called")),
+            model.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                lambda *_args: self._cut_short("load_state_dict was called")
+            ),
         ]
 
     def begin_evaluation(self, step: int) -> None:

@@ -27,7 +27,7 @@ from raptr.train.idle import Policy, idle
 require("raptr.integrations.transformers", "trainer", TRAINER)
 
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, DynamoBackend
+from accelerate.utils.dataclasses import DistributedType, DynamoBackend
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
@@ -67,7 +67,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What `trainer_state.json` keeps: how to make this callback, and what it has counted."""
-        saved = None if self.steps is None else {**self.steps.state(), "idle": self._policy}
+        saved = None if self.steps is None else self.steps.state()
         return {"args": {"idle": self._policy, **self._made}, "attributes": {"saved": saved}}
 
     def on_train_begin(
@@ -81,9 +81,8 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         self.steps = stepwise(model, steps=state.max_steps, **self._made)
         if partial(self.steps.method):
             _check_ddp(args, model)
-        saved = state.stateful_callbacks.get(type(self).__name__, {}) if state.global_step else {}
-        if before := saved.get("attributes", {}).get("saved"):
-            self.steps.resume(before)
+        if state.global_step:
+            _resume(self.steps, state.stateful_callbacks)
         until = scaled_until(self.steps.method)
         if until is not None and args.eval_strategy != "no" and state.is_world_process_zero:
             warnings.warn(
@@ -132,6 +131,13 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
     def _training(self) -> Steps:
         assert self.steps is not None, "the trainer has not begun"
         return self.steps
+
+
+def _resume(steps: Steps, callbacks: Any) -> None:
+    """Compare with what `state` put into the checkpoint, if it was there then."""
+    saved = callbacks.get(SubnetworkCallback.__name__, {}).get("attributes", {}).get("saved")
+    if saved is not None:
+        steps.resume(saved)
 
 
 def _check_launch(args: TrainingArguments, model: nn.Module) -> None:

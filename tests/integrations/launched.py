@@ -1,0 +1,76 @@
+"""Run by two processes: trainings with the callback under DDP and FSDP2; the first one writes what came out.
+
+    python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils.dataclasses import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
+
+from tests.integrations.test_transformers import losses, raptr, trainer, weights
+
+CHECKPOINTED: dict[str, Any] = {"gradient_checkpointing": True, "ddp_find_unused_parameters": True}
+ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+
+
+def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **settings: Any) -> dict[str, Any]:
+    """The losses of a run, a sum over its weights on each process, and the layers without gradients in step 0."""
+    idle = settings.pop("idle", "skip")
+    run = trainer(folder, raptr(idle=idle), **{"per_device_train_batch_size": 4, **settings})
+    if sharded:  # what `accelerate launch` decides from its configuration, on a GPU only
+        state = run.accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            cpu_ram_efficient_loading=False,
+        )
+        run.is_fsdp_enabled = True
+    try:
+        run.train(resume_from_checkpoint=resume)
+    finally:
+        if sharded:
+            state.distributed_type = DistributedType.MULTI_CPU
+            state.fsdp_plugin = None
+    total = sum(
+        (w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in weights(run).values()
+    )
+    totals: list[Any] = [None, None]
+    dist.all_gather_object(totals, total)
+    return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    """What a start with these settings says."""
+    try:
+        outcome(folder, **settings)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(folder: Path) -> None:
+    """Train in every way, one after another."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {
+        "ddp": outcome(folder / "ddp"),
+        "ddp, zero": outcome(folder / "zero", idle="zero"),
+        "ddp, checkpointed": outcome(folder / "checkpointed", **CHECKPOINTED, **ACCUMULATED),
+        "fsdp": outcome(folder / "fsdp", sharded=True),
+        "fsdp, zero": outcome(folder / "fsdp-zero", sharded=True, idle="zero"),
+        "refused": refusal(folder / "refused", gradient_checkpointing=True),
+        "refused, static": refusal(folder / "static", ddp_static_graph=True),
+    }
+    if dist.get_rank() == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""Two processes train what one does: DDP and FSDP2 under the `Trainer`, launched as torchrun does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.test_transformers import losses, raptr, trainer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("launched")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [*command, "-m", "tests.integrations.launched", str(folder)],
+        **{"cwd": ROOT, "env": environment, "capture_output": True, "encoding": "utf-8", "timeout": 300},
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    outcomes: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    result = {}
+    for policy in ("skip", "zero"):
+        run = trainer(tmp_path_factory.mktemp(policy), raptr(idle=policy), per_device_train_batch_size=8)
+        run.train()
+        result[policy] = losses(run)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "wrapped"),
+    [
+        ("ddp", "skip", "DistributedDataParallel"),
+        ("ddp, zero", "zero", "DistributedDataParallel"),
+        ("ddp, checkpointed", "skip", "DistributedDataParallel"),
+        ("fsdp", "skip", "FSDPLlamaForCausalLM"),
+        ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
+    ],
+)
+def test_two_processes_train_what_one_does(
+    found: dict[str, Any], alone: dict[str, list[float]], name: str, policy: str, wrapped: str
+) -> None:
+    outcome = found[name]
+    assert outcome["wrapped"] == wrapped
+    assert outcome["losses"] == pytest.approx(alone[policy], rel=1e-5)
+    assert outcome["totals"][0] == outcome["totals"][1]
+
+
+def test_the_policies_differ(alone: dict[str, list[float]]) -> None:
+    assert alone["skip"] != pytest.approx(alone["zero"], rel=1e-5)
+
+
+def test_ddp_that_waits_for_idle_layers_is_refused(found: dict[str, Any]) -> None:
+    assert "ddp_find_unused_parameters=True" in found["refused"]
+    assert "ddp_static_graph is True" in found["refused, static"]
