@@ -1,6 +1,6 @@
 """Run by two processes: trainings with the callback under DDP and FSDP2; the first one writes what came out.
 
-    python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
+python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
 """
 
 import json
@@ -39,9 +39,7 @@ def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **sett
         if sharded:
             state.distributed_type = DistributedType.MULTI_CPU
             state.fsdp_plugin = None
-    total = sum(
-        (w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in weights(run).values()
-    )
+    total = sum((w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in weights(run).values())
     totals: list[Any] = [None, None]
     dist.all_gather_object(totals, total)
     return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}

@@ -21,7 +21,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
         [*command, "-m", "tests.integrations.launched", str(folder)],
-        **{"cwd": ROOT, "env": environment, "capture_output": True, "encoding": "utf-8", "timeout": 300},
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     outcomes: dict[str, Any] = json.loads((folder / "found.json").read_text())

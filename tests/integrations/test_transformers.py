@@ -52,11 +52,9 @@ class Watch(hf.TrainerCallback):
 
 
 def arguments(path: Path, **settings: Any) -> hf.TrainingArguments:
-    given = {
-        **{"max_steps": STEPS, "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-2},
-        **{"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True},
-        **{"lr_scheduler_type": "linear", "warmup_steps": 2, "dataloader_pin_memory": False},
-    }
+    given: dict[str, Any] = {"max_steps": STEPS, "logging_steps": 1, "per_device_train_batch_size": 4}
+    given |= {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "warmup_steps": 2, "report_to": "none"}
+    given |= {"save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
     return hf.TrainingArguments(str(path), **{**given, **settings})
 
 

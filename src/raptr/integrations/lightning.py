@@ -25,6 +25,7 @@ require("raptr.integrations.lightning", "lightning", LIGHTNING)
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -98,7 +99,7 @@ class SubnetworkCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the model run as the method judges it."""
-        if self.steps is not None and trainer.training:
+        if self.steps is not None and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.steps.begin_evaluation(trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
