@@ -1,7 +1,9 @@
 """The callback in a stock Lightning `Trainer`."""
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -162,6 +164,12 @@ def test_validation_judges_what_the_method_says(tmp_path: Path) -> None:
     assert module.evaluated == expected
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, which are raised once more where the expected one is caught
+def test_a_method_that_does_not_end_whole_is_announced(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"stochastic-depth.*after it"):
+        trained(tmp_path, SubnetworkCallback("stochastic-depth", scaled="layer"))
+
+
 def test_the_logger_gets_stage_size_and_flops(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     trained(tmp_path, raptr(), logger=logger, log_every_n_steps=1)
@@ -216,14 +224,13 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, raptr()).fit(compiled, rows())
 
 
-def test_ddp_that_waits_for_idle_layers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
-        monkeypatch.setenv(name, value)
-    try:
-        with pytest.raises(ValueError, match="ddp_find_unused_parameters_true"):
-            trained(tmp_path, raptr(), strategy="ddp")
-        module = trained(tmp_path, raptr(), strategy="ddp_find_unused_parameters_true")
-        assert module.ran == subnetworks()
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+def test_ddp_that_waits_for_idle_layers_is_refused(tmp_path: Path) -> None:
+    with patch.dict(os.environ):  # Lightning adds to it
+        try:
+            with pytest.raises(ValueError, match="ddp_find_unused_parameters_true"):
+                trained(tmp_path, raptr(), strategy="ddp")
+            module = trained(tmp_path, raptr(), strategy="ddp_find_unused_parameters_true")
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+    assert module.ran == subnetworks()

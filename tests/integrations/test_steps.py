@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
@@ -15,23 +14,14 @@ from raptr.integrations.steps import Steps, scaled_until
 from raptr.methods import METHODS, make_method
 from raptr.models.attach import running
 from raptr.subnetworks import Shape
+from tests.integrations.tiny import llama, whole
 
 TOKENS = torch.arange(32).reshape(2, 16) % 20
 BATCH = {"input_ids": TOKENS, "labels": TOKENS}
 
 
-def llama(layers: int = 6) -> hf.LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 20}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, num_hidden_layers=layers, use_cache=False))
-
-
 def steps_of(model: nn.Module, **settings: Any) -> Steps:
     return stepwise(model, "raptr", **{"steps": 8, "schedule": "2-3-4-6", **settings})
-
-
-def whole(model: hf.LlamaForCausalLM) -> bool:
-    return all(type(block).__name__ == "LlamaDecoderLayer" for block in model.model.layers)
 
 
 def same(one: Tensor | None, two: Tensor | None) -> bool:

@@ -196,6 +196,8 @@ def test_evaluation_without_its_scales_is_announced_once(tmp_path: Path) -> None
         trainer(tmp_path, raptr(scaling="none"), eval_strategy="steps", eval_steps=2).train()
     assert len(found) == 1
     trainer(tmp_path, raptr(scaling="none")).train()  # nothing is evaluated, so there is nothing to say
+    with pytest.warns(UserWarning, match=r"stochastic-depth.*after it"):
+        trainer(tmp_path, SubnetworkCallback("stochastic-depth", scaled="layer")).train()
 
 
 def test_early_stopping_ends_with_the_whole_model(tmp_path: Path) -> None:

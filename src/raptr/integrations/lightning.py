@@ -18,7 +18,7 @@ to refuse others, and what was counted. Validation during training runs `method.
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, partial, stepwise
+from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -74,6 +74,8 @@ class SubnetworkCallback(Callback):
         self.steps = stepwise(pl_module, steps=steps, **self._made)
         if partial(self.steps.method):
             _check_ddp(trainer)
+        if trainer.is_global_zero:
+            warn_of_scales(self.steps.method, during=False)
         if self._saved:
             self.steps.resume(self._saved)
             self._saved = None

@@ -188,8 +188,25 @@ def stepwise(
     return Steps(routed, made)
 
 
+def warn_of_scales(method: Method, *, during: bool) -> None:
+    """Warn where the method's full model needs scales that a model called as it stands lacks.
+
+    `during` says whether the trainer evaluates such a model during training; afterwards everybody does.
+    """
+    until = scaled_until(method)
+    if until is None or (not during and until < method.steps):
+        return
+    when = f"before step {until}" if until < method.steps else "during training and after it"
+    warnings.warn(
+        f"method {method.name} trains layers without scaling, so {when} its full model needs each layer multiplied by "
+        "the probability with which it runs. The trainer evaluates the model without these factors: expect losses that "
+        "are too high. Method raptr with scaling='sqrt' needs no factors.",
+        stacklevel=3,
+    )
+
+
 def scaled_until(method: Method) -> int | None:
-    """The step up to which evaluation needs scales, which a whole model called as it stands lacks; None: none."""
+    """The step up to which the method's full model has scales other than 1; None: it never has."""
     ends = [phase.stop for phase in method.phases() if set(method.evaluated(phase.stop).scales) != {1.0}]
     return max(ends, default=None)
 

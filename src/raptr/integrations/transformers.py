@@ -17,11 +17,10 @@ model without scales.
 """
 
 import sys
-import warnings
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, partial, scaled_until, stepwise
+from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -83,15 +82,8 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
             _check_ddp(args, model)
         if state.global_step:
             _resume(self.steps, state.stateful_callbacks)
-        until = scaled_until(self.steps.method)
-        if until is not None and args.eval_strategy != "no" and state.is_world_process_zero:
-            warnings.warn(
-                f"The Trainer evaluates the whole model as it stands, but method {self.steps.method.name} trains "
-                f"without scaling: up to step {until} its full model needs layers multiplied by their keep "
-                "probabilities, so evaluation losses are not meaningful before. Method raptr with scaling='sqrt' "
-                "needs no such factors.",
-                stacklevel=2,
-            )
+        if state.is_world_process_zero:
+            warn_of_scales(self.steps.method, during=args.eval_strategy != "no")
         _put_first(self)
 
     def on_step_begin(
