@@ -42,6 +42,7 @@ class Steps:
         self.steps_run = self.layers_run = 0
         self.stage = self.size = 0
         self._step: int | None = None
+        self._size = 0
         self._running: AbstractContextManager[None] | None = None
         self._hooks: list[RemovableHandle] = []
 
@@ -59,8 +60,9 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
-        self._enter(self.method.subnetwork(step))
-        self._step = step
+        subnetwork = self.method.subnetwork(step)
+        self._enter(subnetwork)
+        self._step, self._size = step, subnetwork.size
         model = self.routed.model
         # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
         self._hooks = [
@@ -90,7 +92,7 @@ class Steps:
         self._step = self._running = None
         self._unhook()
         context.__exit__(None, None, None)  # an error if the model did not run
-        self.stage, self.size = self.method.phase_index(step) + 1, self.method.subnetwork(step).size
+        self.stage, self.size = self.method.phase_index(step) + 1, self._size
         self.steps_run += 1
         self.layers_run += self.size
 
