@@ -1,4 +1,4 @@
-"""Run by two processes: trainings with the callback under DDP and FSDP2; the first one writes what came out.
+"""Run by two processes: trainings with the callbacks under DDP and FSDP2; the first one writes what came out.
 
 python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
 """
@@ -12,8 +12,11 @@ import torch
 import torch.distributed as dist
 from accelerate.utils.dataclasses import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler
 
+from tests.integrations import test_lightning
 from tests.integrations.test_transformers import losses, raptr, trainer, weights
+from tests.integrations.tiny import Rows
 
 CHECKPOINTED: dict[str, Any] = {"gradient_checkpointing": True, "ddp_find_unused_parameters": True}
 ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
@@ -45,6 +48,20 @@ def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **sett
     return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}
 
 
+def lightning_outcome(folder: Path) -> dict[str, Any]:
+    """The same for Lightning; a loss is the mean over the processes."""
+    module = test_lightning.Module()
+    settings: dict[str, Any] = {"devices": 2, "strategy": "ddp_find_unused_parameters_true", "gradient_clip_val": None}
+    run = test_lightning.trainer(folder, test_lightning.raptr(), use_distributed_sampler=False, **settings)
+    sampler: DistributedSampler[Any] = DistributedSampler(Rows(), 2, dist.get_rank(), shuffle=False)
+    run.fit(module, DataLoader(Rows(), batch_size=4, sampler=sampler))
+    total = sum(weight.double().sum().item() for weight in module.state_dict().values())
+    each: list[Any] = [None, None]
+    dist.all_gather_object(each, (module.losses, total))
+    means = [(one + two) / 2 for one, two in zip(each[0][0], each[1][0], strict=True)]
+    return {"losses": means, "totals": [total for _, total in each], "wrapped": module.wrapped}
+
+
 def refusal(folder: Path, **settings: Any) -> str:
     """What a start with these settings says."""
     try:
@@ -63,6 +80,7 @@ def main(folder: Path) -> None:
         "ddp, checkpointed": outcome(folder / "checkpointed", **CHECKPOINTED, **ACCUMULATED),
         "fsdp": outcome(folder / "fsdp", sharded=True),
         "fsdp, zero": outcome(folder / "fsdp-zero", sharded=True, idle="zero"),
+        "lightning": lightning_outcome(folder / "lightning"),
         "refused": refusal(folder / "refused", gradient_checkpointing=True),
         "refused, static": refusal(folder / "static", ddp_static_graph=True),
     }

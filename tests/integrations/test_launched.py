@@ -1,4 +1,4 @@
-"""Two processes train what one does: DDP and FSDP2 under the `Trainer`, launched as torchrun does."""
+"""Two processes, launched by torchrun, train what one does: DDP and FSDP2 under the `Trainer`, DDP under Lightning."""
 
 import json
 import os
@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
+from tests.integrations import test_lightning
 from tests.integrations.test_transformers import losses, raptr, trainer
+from tests.integrations.tiny import Rows
 
+pytestmark = test_lightning.pytestmark
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,25 +43,32 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         run = trainer(tmp_path_factory.mktemp(policy), raptr(idle=policy), per_device_train_batch_size=8)
         run.train()
         result[policy] = losses(run)
+    module = test_lightning.Module()
+    rows = DataLoader(Rows(), batch_size=8)
+    test_lightning.trainer(tmp_path_factory.mktemp("one"), test_lightning.raptr(), gradient_clip_val=None).fit(
+        module, rows
+    )
+    result["lightning"] = module.losses
     return result
 
 
 @pytest.mark.parametrize(
-    ("name", "policy", "wrapped"),
+    ("name", "same", "wrapped"),
     [
         ("ddp", "skip", "DistributedDataParallel"),
         ("ddp, zero", "zero", "DistributedDataParallel"),
         ("ddp, checkpointed", "skip", "DistributedDataParallel"),
         ("fsdp", "skip", "FSDPLlamaForCausalLM"),
         ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
+        ("lightning", "lightning", "DistributedDataParallel"),
     ],
 )
 def test_two_processes_train_what_one_does(
-    found: dict[str, Any], alone: dict[str, list[float]], name: str, policy: str, wrapped: str
+    found: dict[str, Any], alone: dict[str, list[float]], name: str, same: str, wrapped: str
 ) -> None:
     outcome = found[name]
     assert outcome["wrapped"] == wrapped
-    assert outcome["losses"] == pytest.approx(alone[policy], rel=1e-5)
+    assert outcome["losses"] == pytest.approx(alone[same], rel=1e-5)
     assert outcome["totals"][0] == outcome["totals"][1]
 
 

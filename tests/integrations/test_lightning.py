@@ -38,8 +38,12 @@ class Module(LightningModule):
         self.evaluated: list[tuple[int, float]] = []
         self.losses: list[float] = []
         self.calls: list[int] = []
+        self.wrapped = ""
         for layer, block in enumerate(self.model.model.layers):
             block.register_forward_pre_hook(lambda _block, _args, layer=layer: self.calls.append(layer))
+
+    def on_train_start(self) -> None:
+        self.wrapped = type(self.trainer.strategy.model).__name__
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.calls.clear()
