@@ -40,6 +40,7 @@ def test_a_step_is_the_one_inside_running() -> None:
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
             assert same(one.grad, two.grad)
         assert whole(model)
+        assert not model._forward_pre_hooks
         model.zero_grad()
         other.zero_grad()
 
@@ -100,6 +101,18 @@ def test_end_in_a_finally_clause_leaves_the_exception_alone() -> None:
         step()
     assert whole(model)
     assert steps.steps_run == 0
+
+
+def test_training_in_an_except_clause_is_counted() -> None:
+    model = llama()
+    steps = steps_of(model)
+    try:
+        raise KeyError("out of memory, say")
+    except KeyError:
+        steps.begin(0)
+        model(**BATCH)
+        steps.end()
+    assert steps.steps_run == 1
 
 
 def test_evaluation_after_an_exception_runs_the_whole_model() -> None:

@@ -1,9 +1,11 @@
 """The callback in a stock `Trainer`: the same subnetworks as a loop of one's own, whatever the trainer does around."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -253,6 +255,17 @@ def test_after_an_interruption_the_trainer_evaluates_and_goes_on(tmp_path: Path)
     assert equal(weights(run), weights(undisturbed))
 
 
+def test_after_an_interruption_the_trainer_begins_anew(tmp_path: Path) -> None:
+    model = llama()
+    run = trainer(tmp_path, raptr(), Fail(), model=model, gradient_accumulation_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.remove_callback(Fail)
+    run.train()
+    assert len(losses(run)) == STEPS
+    assert whole(model)
+
+
 def test_every_logger_gets_stage_size_and_flops(tmp_path: Path) -> None:
     model = llama()
     watch = Watch(model)  # comes before the callback, as those of report_to do
@@ -329,8 +342,10 @@ def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path) -> None:
 
 
 def test_compiled_as_a_whole_is_refused_and_block_by_block_offered(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"torch_compile.*compile=True"):
-        trainer(tmp_path, raptr(), torch_compile=True, torch_compile_backend="eager").train()
+    with patch.dict(os.environ):  # the Trainer's arguments add to it
+        run = trainer(tmp_path, raptr(), torch_compile=True, torch_compile_backend="eager")
+        with pytest.raises(ValueError, match=r"torch_compile.*compile=True"):
+            run.train()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

@@ -43,6 +43,7 @@ class Steps:
         self.stage = self.size = 0
         self._step: int | None = None
         self._size = 0
+        self._handled: BaseException | None = None  # a whole training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
         self._hooks: list[RemovableHandle] = []
 
@@ -62,7 +63,7 @@ class Steps:
             )
         subnetwork = self.method.subnetwork(step)
         self._enter(subnetwork)
-        self._step, self._size = step, subnetwork.size
+        self._step, self._size, self._handled = step, subnetwork.size, sys.exception()
         model = self.routed.model
         # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
         self._hooks = [
@@ -85,7 +86,7 @@ class Steps:
                 "mode without gradients, or load_state_dict, has closed a step that was begun."
             )
         step, context = self._step, self._running
-        if sys.exc_info()[0] is not None:  # called in a `finally` clause: the exception says what went wrong
+        if sys.exception() is not self._handled:  # in a `finally` clause: the exception says what went wrong
             self.close()
             return
         assert context is not None

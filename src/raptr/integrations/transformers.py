@@ -135,7 +135,7 @@ def _resume(steps: Steps, callbacks: Any) -> None:
 def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
     """Refuse ways of running the model in which a subnetwork cannot run, or not as fast as it should."""
     launch = AcceleratorState()
-    if args.torch_compile or launch.dynamo_plugin.backend != DynamoBackend.NO:
+    if launch.dynamo_plugin.backend != DynamoBackend.NO:  # by torch_compile, or by accelerate's configuration
         raise ValueError(
             "torch_compile compiles the whole model, and would compile it again for every choice of layers. Leave it "
             "out and give SubnetworkCallback(..., compile=True), which compiles each block once."
