@@ -4,6 +4,7 @@ python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launche
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_tra
 
 def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **settings: Any) -> dict[str, Any]:
     """The losses of a run, a sum over its weights on each process, and the layers without gradients in step 0."""
-    idle = settings.pop("idle", "skip")
-    run = trainer(folder, raptr(idle=idle), **{"per_device_train_batch_size": 4, **settings})
+    method = {name: settings.pop(name) for name in ("idle", "schedule") if name in settings}
+    run = trainer(folder, raptr(**method), **{"per_device_train_batch_size": 4, **settings})
     if sharded:  # what `accelerate launch` decides from its configuration, on a GPU only
         state = run.accelerator.state
         state.distributed_type = DistributedType.FSDP
@@ -46,6 +47,17 @@ def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **sett
     totals: list[Any] = [None, None]
     dist.all_gather_object(totals, total)
     return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}
+
+
+def resumed(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A sharded run that is stopped at step 5 and resumed, and the undisturbed one's losses."""
+    saving = {"save_strategy": "steps", "save_steps": 5, **settings}
+    undisturbed = outcome(folder, sharded=True, **saving)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder / "checkpoint-10")
+    dist.barrier()
+    return {"undisturbed": undisturbed, "resumed": outcome(folder, sharded=True, resume=True, **saving)}
 
 
 def lightning_outcome(folder: Path) -> dict[str, Any]:
@@ -80,6 +92,8 @@ def main(folder: Path) -> None:
         "ddp, checkpointed": outcome(folder / "checkpointed", **CHECKPOINTED, **ACCUMULATED),
         "fsdp": outcome(folder / "fsdp", sharded=True),
         "fsdp, zero": outcome(folder / "fsdp-zero", sharded=True, idle="zero"),
+        "fsdp, resumed, zero": resumed(folder / "resumed-zero", idle="zero"),
+        "fsdp, resumed, skip": resumed(folder / "resumed-skip", schedule="5-5-5-6"),
         "lightning": lightning_outcome(folder / "lightning"),
         "refused": refusal(folder / "refused", gradient_checkpointing=True),
         "refused, static": refusal(folder / "static", ddp_static_graph=True),

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.integrations import test_lightning
 from tests.integrations.test_transformers import losses, raptr, trainer
-from tests.integrations.tiny import Rows
+from tests.integrations.tiny import STEPS, Rows
 
 pytestmark = test_lightning.pytestmark
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,13 @@ def test_two_processes_train_what_one_does(
     assert outcome["wrapped"] == wrapped
     assert outcome["losses"] == pytest.approx(alone[same], rel=1e-5)
     assert outcome["totals"][0] == outcome["totals"][1]
+
+
+@pytest.mark.parametrize("policy", ["zero", "skip"])  # with skip: by the checkpoint every layer has run once
+def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], policy: str) -> None:
+    runs = found[f"fsdp, resumed, {policy}"]
+    assert len(runs["resumed"]["losses"]) == STEPS
+    assert runs["resumed"] == runs["undisturbed"]
 
 
 def test_the_policies_differ(alone: dict[str, list[float]]) -> None:
