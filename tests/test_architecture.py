@@ -35,13 +35,14 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "studies": {"files", "hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "files", "methods", "recipes", "report", "settings", "strict_yaml", "train"},
+    "integrations": {"extras", "methods", "models", "subnetworks", "train"},
     "failures": {"extras", "train"},
     "cli": {
         *("comparison", "data", "failures", "methods", "models", "objectives", "recipes"),
         *("report", "settings", "strict_yaml", "studies", "train"),
     },
     "__main__": {"cli", "extras", "failures"},
-    "__init__": {"comparison", "extras", "subnetworks", "models", "methods", "train"},
+    "__init__": {"comparison", "extras", "integrations", "subnetworks", "models", "methods", "train"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 

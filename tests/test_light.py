@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from raptr.extras import TRAIN
+from raptr.extras import LIGHTNING, TRAIN, TRAINER
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = {"yaml": "PyYAML"}  # whose name is not their module's
 
 OWN_LOOP = """
 import torch
-from raptr import Schedule, Shape, attach, flops, idle, make_method, plan, running
+from raptr import Schedule, Shape, attach, flops, idle, make_method, plan, running, stepwise
 from raptr.models.bert.config import SIZES
 
 schedule = Schedule.recommended(layers=6, steps=100)
@@ -32,6 +32,10 @@ with running(attach(model), method.subnetwork(0)):
     model(torch.ones(1, 4, 8)).sum().backward()
 idle(optimizer, "zero")
 optimizer.step()
+steps = stepwise(model, "raptr", steps=100)
+steps.begin(0)
+model(torch.ones(1, 4, 8)).sum().backward()
+steps.end()
 cost = {"sequences": 2, "length": 16, "targets": 2}
 assert flops(SIZES["tiny"], method.subnetwork(0), **cost).total > 0
 assert plan(method, SIZES["tiny"], **cost).speedup > 1
@@ -60,7 +64,7 @@ def without(
 
 
 def test_a_loop_of_ones_own_needs_no_more_than_torch() -> None:
-    ended = without(TRAIN, OWN_LOOP)
+    ended = without([*TRAIN, *TRAINER, *LIGHTNING], OWN_LOOP)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -101,7 +105,18 @@ def test_a_name_of_the_extra_names_it(name: str) -> None:
     assert re.fullmatch(rf"raptr\.{name} .*tokenizers.*pip install 'raptr\[train\]'.*\n", ended.stdout), ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "extra", "package"),
+    [*(("transformers", "trainer", package) for package in TRAINER), ("lightning", "lightning", "lightning")],
+)
+def test_an_integration_without_its_package_names_the_extra(module: str, extra: str, package: str) -> None:
+    name = f"raptr.integrations.{module}"
+    ended = without([package], f"try:\n    import {name}\nexcept ImportError as error:\n    print(error)")
+    assert re.fullmatch(rf"{name} .*{package}.*pip install 'raptr\[{extra}\]'.*\n", ended.stdout), ended.stderr
+
+
 def test_the_base_install_is_torch_and_numpy_and_the_extra_is_what_is_checked() -> None:
-    extra = [re.split("[<>=]", entry)[0] for entry in PYPROJECT["optional-dependencies"]["train"]]
     assert sorted(re.split("[<>=]", entry)[0] for entry in PYPROJECT["dependencies"]) == ["numpy", "torch"]
-    assert sorted(extra) == sorted(PACKAGES.get(module, module) for module in TRAIN)
+    for name, modules in {"train": TRAIN, "trainer": TRAINER, "lightning": LIGHTNING}.items():
+        extra = [re.split("[<>=]", entry)[0] for entry in PYPROJECT["optional-dependencies"][name]]
+        assert sorted(extra) == sorted(PACKAGES.get(module, module) for module in modules)

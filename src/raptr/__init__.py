@@ -16,6 +16,7 @@ from raptr.extras import require_train
 
 if TYPE_CHECKING:
     from raptr.comparison import compare
+    from raptr.integrations.steps import stepwise
     from raptr.methods import METHODS, Method, make_method
     from raptr.models.attach import attach, running
     from raptr.subnetworks import Schedule, Shape, Subnetwork
@@ -40,6 +41,7 @@ __all__ = [
     "plan",
     "pretrain",
     "running",
+    "stepwise",
 ]
 
 _MODULES = {
@@ -57,6 +59,7 @@ _MODULES = {
     "plan": "raptr.train.plan",
     "pretrain": "raptr.train.loop",
     "running": "raptr.models.attach",
+    "stepwise": "raptr.integrations.steps",
 }
 _TRAIN = {"Config", "compare", "pretrain"}  # the names that need the extra `train`
 

@@ -1,8 +1,10 @@
-"""The extra `train`: what the commands and `raptr.pretrain` need besides torch and numpy."""
+"""The extras: what the commands, `raptr.pretrain` and the callbacks for trainers need besides torch and numpy."""
 
 from importlib.util import find_spec
 
 TRAIN = ("matplotlib", "rich", "safetensors", "tensorboard", "tokenizers", "transformers", "typer", "yaml")
+TRAINER = ("accelerate", "transformers")
+LIGHTNING = ("lightning",)
 
 
 class MissingExtra(ImportError):
@@ -11,9 +13,14 @@ class MissingExtra(ImportError):
 
 def require_train(user: str) -> None:
     """Refuse `user` at once where a package of the extra is missing: some are imported only at the end of a run."""
-    missing = [module for module in TRAIN if find_spec(module) is None]
+    require(user, "train", TRAIN)
+
+
+def require(user: str, extra: str, packages: tuple[str, ...]) -> None:
+    """Refuse `user` where a package of the extra is missing."""
+    missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingExtra(
-            f"{user} needs the extra train (not installed: {', '.join(missing)}); "
-            "install it with pip install 'raptr[train]'"
+            f"{user} needs the extra {extra} (not installed: {', '.join(missing)}); "
+            f"install it with pip install 'raptr[{extra}]'"
         )

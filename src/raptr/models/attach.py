@@ -161,6 +161,9 @@ def attach(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Route
         path = next((name for name, module in lists.items() if module is blocks), "(the list given)")
     if path not in lists or len(lists[path]) == 0:
         raise _refusal(f"blocks is {path!r}, which is not a filled nn.ModuleList of the model", lists)
+    names = path.split(".")
+    for depth in range(len(names)):  # a module of the model, such as the one inside a LightningModule
+        _check_uncompiled("attach", model.get_submodule(".".join(names[:depth])))
     if any(isinstance(block, _StandIn) for block in lists[path]):
         raise RuntimeError(f"attach: the blocks at {path!r} are inside `running`; attach outside of it")
     return Routed(model, lists[path], path)

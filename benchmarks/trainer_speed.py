@@ -1,0 +1,266 @@
+"""What RaPTr saves under Hugging Face's `Trainer` on one GPU: step times of every stage beside the FLOPs counted.
+
+    python benchmarks/trainer_speed.py [--case bert ...] [--compile] [--out FILE.json]
+    python benchmarks/trainer_speed.py --tiny --out FILE.json     (a trial, on the CPU too)
+
+Stock models with random weights and random tokens: BERT-Base (`BertForMaskedLM`, 128 sequences of 128 tokens) and a
+Llama of 110M parameters (`LlamaForCausalLM`, 32 sequences of 512), bfloat16 autocast, SDPA, fused AdamW, clipping: the
+`Trainer`'s own. Three ways, in rounds: without the callback, with `SubnetworkCallback("full")`, and with RaPTr
+6-8-10-12. `--compile` adds the last two with compile=True. A step lasts from one `on_step_begin` to the next, by the
+device's clock; a number is the median over a stage's steps of all rounds, without the first steps of each stage.
+
+FLOPs are those of matrix products, counted by `torch.utils.flop_counter` on one sequence with the plain attention
+kernel. The realised speed-up is the time of a full step without the callback over the mean of the stages' times; the
+counted one is the same of FLOPs. The stock heads run on all positions.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from raptr.integrations.transformers import SubnetworkCallback
+from raptr.models.attach import attach, running
+from raptr.subnetworks import Subnetwork
+from raptr.train.run import environment
+
+GPU = torch.cuda.is_available()
+SIZES = (6, 8, 10, 12)
+BASE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
+TINY: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 12, "intermediate_size": 64}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stock model and the batch of a step."""
+
+    make: Callable[[], nn.Module]
+    sequences: int
+    length: int
+    vocabulary: int
+    masked: bool
+
+
+def bert(**sizes: Any) -> nn.Module:
+    """BERT for masked language modelling, without dropout, as in the project's own runs."""
+    settings: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return hf.BertForMaskedLM(hf.BertConfig(**{"intermediate_size": 3072, **settings, **sizes}))
+
+
+def llama(**sizes: Any) -> nn.Module:
+    """A Llama with one matrix for embedding and head."""
+    settings: dict[str, Any] = {"intermediate_size": 2048, "tie_word_embeddings": True, "use_cache": False, **sizes}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**settings))
+
+
+CASES = {
+    "bert": Case(lambda: bert(vocab_size=30522, **BASE), 128, 128, 30522, True),
+    "llama": Case(lambda: llama(vocab_size=32000, **BASE), 32, 512, 32000, False),
+}
+TINY_CASES = {
+    "bert": Case(lambda: bert(vocab_size=100, **TINY), 2, 16, 100, True),
+    "llama": Case(lambda: llama(vocab_size=100, **TINY), 2, 16, 100, False),
+}
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    """Rows of random tokens; with `masked`, 15% of them are targets."""
+
+    def __init__(self, case: Case, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(case.vocabulary, (rows, case.length), generator=generator)
+        hidden = torch.rand(self.tokens.shape, generator=generator) > (0.15 if case.masked else 1.0)
+        self.labels = self.tokens.masked_fill(hidden, -100)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        return {"input_ids": self.tokens[row], "labels": self.labels[row]}
+
+
+class Clock(hf.TrainerCallback):
+    """Notes when each step begins."""
+
+    def __init__(self) -> None:
+        self.ticks: list[Any] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Note the time, of the device where there is one."""
+        if GPU:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self.ticks.append(event)
+        else:
+            self.ticks.append(time.perf_counter())
+
+    def milliseconds(self) -> list[float]:
+        """From each step's beginning to the next."""
+        pairs = zip(self.ticks, self.ticks[1:], strict=False)
+        if GPU:
+            torch.cuda.synchronize()
+            return [float(before.elapsed_time(after)) for before, after in pairs]
+        return [(after - before) * 1000 for before, after in pairs]
+
+
+def train(model: nn.Module, case: Case, steps: int, callbacks: list[Any]) -> list[float]:
+    """The times of the steps of one training with the `Trainer`."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = hf.TrainingArguments(
+            folder,
+            max_steps=steps,
+            per_device_train_batch_size=case.sequences,
+            bf16=True,
+            optim="adamw_torch_fused",
+            learning_rate=1e-4,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=GPU,
+            use_cpu=not GPU,
+        )
+        rows = Rows(case, case.sequences * steps)  # one epoch
+        hf.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[*callbacks, clock]).train()
+    return clock.milliseconds()
+
+
+def counted(model: nn.Module, case: Case) -> dict[int, float]:
+    """FLOPs of a step, forward and backward, at each size: k layers, the first and the last among them."""
+    routed, found = attach(model), {}
+    batch = {name: value[None] for name, value in Rows(case, 1)[0].items()}
+    model.set_attn_implementation("eager")  # type: ignore[operator]
+    for size in SIZES:
+        kept = (*range(size - 1), routed.layers - 1)
+        subnetwork = Subnetwork(tuple(float(layer in kept) for layer in range(routed.layers)))
+        with FlopCounterMode(display=False) as counter, running(routed, subnetwork):
+            model(**batch).loss.backward()
+        found[size] = float(counter.get_total_flops() * case.sequences)
+        model.zero_grad()
+    model.set_attn_implementation("sdpa")  # type: ignore[operator]
+    return found
+
+
+def raptr(**settings: Any) -> SubnetworkCallback:
+    """The paper's schedule, with the paper's scaling, which costs more than none."""
+    return SubnetworkCallback("raptr", schedule="-".join(map(str, SIZES)), scaling="sqrt", **settings)
+
+
+def measure(
+    name: str, case: Case, *, steps: int, warm: int, rounds: int, compiled: bool, until: float
+) -> dict[str, Any]:
+    """Step times of every way: of full steps, and of each of RaPTr's stages."""
+    model = case.make()
+    flops = counted(model, case)
+    times: dict[str, list[float]] = {}
+    memory: dict[str, int] = {}
+    ways: dict[str, Callable[[], list[Any]]] = {
+        "no callback": list,
+        "full": lambda: [SubnetworkCallback("full")],
+        "raptr": lambda: [raptr()],
+    }
+    if compiled:  # last: the blocks stay compiled
+        ways |= {
+            "full, compiled": lambda: [SubnetworkCallback("full", compile=True)],
+            "raptr, compiled": lambda: [raptr(compile=True)],
+        }
+    later = [way for way in ways if "compiled" in way]
+    for way in [*(way for way in ways if way not in later)] * rounds + later * rounds:
+        if time.perf_counter() > until:
+            print(f"{name}: no time left for {way}", flush=True)
+            continue
+        if GPU:
+            torch.cuda.reset_peak_memory_stats()
+        stages = SIZES if way.startswith("raptr") else (SIZES[-1],)
+        each = train(model, case, steps * len(stages), ways[way]())
+        for stage, size in enumerate(stages):
+            label = f"{way}, {size} layers"
+            times.setdefault(label, []).extend(each[stage * steps + warm : (stage + 1) * steps])
+        memory[way] = torch.cuda.max_memory_allocated() if GPU else 0
+    return {
+        "case": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "sequences": case.sequences,
+        "length": case.length,
+        "flops": flops,
+        "milliseconds": {label: summary(values) for label, values in times.items()},
+        "peak memory, bytes": memory,
+        "speed-up": speedups(flops, {label: statistics.median(values) for label, values in times.items()}),
+    }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": middle, "lower quartile": low, "upper quartile": high, "steps": len(values)}
+
+
+def speedups(flops: dict[int, float], medians: dict[str, float]) -> dict[str, float]:
+    """How much faster a run of four equal stages is than full training: counted, and realised in each way."""
+    full = SIZES[-1]
+    found = {"counted": flops[full] * len(SIZES) / sum(flops[size] for size in SIZES)}
+    for way, baseline in (("raptr", "no callback"), ("raptr, compiled", "full, compiled")):
+        labels = [f"{way}, {size} layers" for size in SIZES]
+        if f"{baseline}, {full} layers" in medians and all(label in medians for label in labels):
+            mean = statistics.mean(medians[label] for label in labels)
+            found[f"realised, {way} against {baseline}"] = medians[f"{baseline}, {full} layers"] / mean
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """One case for the terminal and for a page."""
+    full, flops = SIZES[-1], {int(size): value for size, value in result["flops"].items()}
+    medians = {label: values["median"] for label, values in result["milliseconds"].items()}
+    lines = [f"{result['case']}: {result['sequences']} sequences of {result['length']} tokens", ""]
+    lines += ["| way | ms | time | FLOPs |", "|---|---|---|---|"]
+    for label, median in medians.items():
+        baseline = "full, compiled" if "compiled" in label else "no callback"
+        share = median / medians[f"{baseline}, {full} layers"]
+        size = int(label.split(", ")[-1].split()[0])
+        lines.append(f"| {label} | {median:.2f} | {share:.3f} | {flops[size] / flops[full]:.3f} |")
+    lines += ["", *(f"speed-up, {name}: {value:.3f}" for name, value in result["speed-up"].items()), ""]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=CASES, help="only this model; repeatable")
+    parser.add_argument("--steps", type=int, default=25, help="steps of each stage in each round")
+    parser.add_argument("--warm", type=int, default=5, help="first steps of each stage that do not count")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="also with compile=True")
+    parser.add_argument("--seconds", type=float, default=140, help="no way begins after so many")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, for a trial")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainer_speed.json")
+    given = parser.parse_args(arguments)
+    until, results = time.perf_counter() + given.seconds, []
+    cases = TINY_CASES if given.tiny else CASES
+    timing = {"steps": given.steps, "warm": given.warm, "rounds": given.rounds}
+    for name in given.case or CASES:
+        results.append(measure(name, cases[name], **timing, compiled=given.compile, until=until))
+        print(table(results[-1]), flush=True)
+        versions = {package: version(package) for package in ("transformers", "accelerate")}
+        written = {**timing, "schedule": SIZES, "cases": results, "environment": {**environment(), **versions}}
+        given.out.write_text(json.dumps(written, indent=2) + "\n")
+        gc.collect()
+        if GPU:
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

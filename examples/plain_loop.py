@@ -1,0 +1,47 @@
+"""Pretrain a small Llama in a plain PyTorch loop, with accumulated gradients; marked lines are raptr's.
+
+python examples/plain_loop.py     (half a minute on one core)
+"""
+
+import argparse
+import inspect
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from raptr import idle, running, stepwise  # raptr
+
+LENGTH, STEPS, MICRO_BATCHES = 64, 200, 2
+
+
+def main() -> None:
+    """Train for 200 steps, evaluating now and then."""
+    torch.manual_seed(0)
+    tokens = torch.tensor(list(inspect.getsource(argparse).encode()))
+    rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
+    held_out, rows = rows[:64], rows[64:]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    steps = stepwise(model, "raptr", steps=STEPS, schedule="3-4-5-6")  # raptr
+    for step in range(STEPS):
+        steps.begin(step)  # raptr
+        for _ in range(MICRO_BATCHES):
+            batch = rows[torch.randint(len(rows), (8,))]
+            loss = model(input_ids=batch, labels=batch).loss / MICRO_BATCHES
+            loss.backward()
+        steps.end()  # raptr
+        idle(optimizer, "skip")  # raptr: layers that did not run are left alone
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 50 == 0:
+            judged = steps.method.evaluated(step + 1)  # raptr: the full model, scaled by keep probabilities
+            with torch.no_grad(), running(steps.routed, judged):  # raptr
+                loss = model(input_ids=held_out, labels=held_out).loss
+            print(f"step {step + 1}: {steps.size} layers ran, FLOPs {steps.flops:.2f}, held-out loss {loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()

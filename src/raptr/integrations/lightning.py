@@ -1,0 +1,155 @@
+"""The methods inside Lightning's `Trainer`.
+
+    from raptr.integrations.lightning import SubnetworkCallback
+
+    trainer = lightning.Trainer(max_steps=1000, callbacks=[SubnetworkCallback("raptr")])
+
+The events of one optimizer step:
+
+    on_train_batch_start         the step's subnetwork: the same for all of its micro-batches
+    (forward, backward)
+    on_before_optimizer_step     the whole model again; idle parameters get what their policy says; then clipping
+    on_train_batch_end           the whole model again between micro-batches; stage, size and FLOPs are logged
+
+The subnetwork is a function of `global_step`, so resuming needs no state. The checkpoint keeps the method's settings,
+to refuse others, and what was counted. Validation during training runs `method.evaluated(step)`.
+"""
+
+from typing import Any, final
+
+from raptr.extras import LIGHTNING, require
+from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
+from raptr.train.idle import Policy, idle
+
+require("raptr.integrations.lightning", "lightning", LIGHTNING)
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+
+@final
+class SubnetworkCallback(Callback):
+    """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
+
+    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks where
+    it is not obvious, and `compile` compiles each of them.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        idle: Policy = "skip",
+        blocks: str | nn.ModuleList | None = None,
+        compile: bool = False,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.steps: Steps | None = None
+        self._policy = idle
+        self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
+        self._saved: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the method, and what was counted."""
+        return {} if self.steps is None else self.steps.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a checkpoint kept; used when training begins."""
+        self._saved = state_dict
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the method for the steps to come."""
+        _check_launch(trainer, pl_module)
+        steps = trainer.estimated_stepping_batches
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(
+                f"the number of training steps is not known (max_steps={trainer.max_steps}, "
+                f"max_epochs={trainer.max_epochs}), and a method plans its stages over it. Set max_steps."
+            )
+        self.steps = stepwise(pl_module, steps=steps, **self._made)
+        if partial(self.steps.method):
+            _check_ddp(trainer)
+        if trainer.is_global_zero:
+            warn_of_scales(self.steps.method, during=False)
+        if self._saved:
+            self.steps.resume(self._saved)
+            self._saved = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let the step's subnetwork run."""
+        self._training.begin(trainer.global_step)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Bring the whole model back, and treat the parameters that were idle."""
+        self._training.end()
+        idle(optimizer, self._policy)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Close the step between micro-batches, where a validation may come; log a step that was ended."""
+        steps = self._training
+        if steps.step is not None:
+            steps.close()
+        else:
+            pl_module.log_dict(steps.metrics(), on_step=True, on_epoch=False, batch_size=1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the model run as the method judges it."""
+        if self.steps is not None and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.steps.begin_evaluation(trainer.global_step)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring the whole model back."""
+        if self.steps is not None:
+            self.steps.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Bring the whole model back."""
+        if self.steps is not None:
+            self.steps.close()
+
+    @property
+    def _training(self) -> Steps:
+        assert self.steps is not None, "the trainer has not started"
+        return self.steps
+
+
+def _check_launch(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse ways of training in which a subnetwork cannot run, or not as fast as it should."""
+    if module._compiler_ctx is not None:
+        raise ValueError(
+            "the LightningModule is compiled as a whole, and would be compiled again for every choice of layers. Give "
+            "SubnetworkCallback(..., compile=True), which compiles each block once."
+        )
+    if not module.automatic_optimization:
+        raise ValueError(
+            "the LightningModule has automatic_optimization=False, so its optimizer steps cannot be told from here. "
+            "Use raptr.stepwise in its training_step."
+        )
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        raise ValueError("DeepSpeed is not supported: it prepares the model's layers itself. Use DDP or FSDP2.")
+    if isinstance(trainer.strategy, FSDPStrategy):
+        raise ValueError(
+            "FSDPStrategy is FSDP1, which is not supported: it flattens the parameters of each block, so that idle "
+            "ones cannot be told. Use ModelParallelStrategy with fully_shard (FSDP2)."
+        )
+
+
+def _check_ddp(trainer: Trainer) -> None:
+    """Refuse settings with which DDP waits for gradients of layers that did not run."""
+    model = trainer.strategy.model
+    if not isinstance(model, DistributedDataParallel):
+        return
+    if model.static_graph:
+        raise ValueError("DDPStrategy has static_graph=True, but each step runs other layers. Leave it out.")
+    if not model.find_unused_parameters:
+        raise ValueError(
+            "DDPStrategy has find_unused_parameters=False, with which DDP waits for the gradients of layers that did "
+            "not run. Use strategy='ddp_find_unused_parameters_true'."
+        )

@@ -1,0 +1,219 @@
+"""A method in any PyTorch loop, without a `with`: a step's subnetwork runs between `begin(step)` and `end()`.
+
+    steps = stepwise(model, "raptr", steps=1000, schedule="3-4-5-6")
+    for step, batch in enumerate(batches):
+        steps.begin(step)
+        model(**batch).loss.backward()
+        steps.end()
+        idle(optimizer, "skip")
+        optimizer.step()
+        optimizer.zero_grad()
+
+`begin` enters `raptr.running` and `end` leaves it, so all that is said in `raptr.models.attach` holds. `end` comes
+after the backward pass (of all micro-batches), so that what is recomputed there is computed with the same subnetwork.
+
+A step that an exception cut short must not leave a part of the model behind. In a `finally` clause `end` only brings
+the whole model back. Without one, these bring it back: the next `begin` (an error, since an `end` is missing),
+`load_state_dict`, and a call of the model in evaluation mode without gradients (a warning each).
+"""
+
+import json
+import sys
+import warnings
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from raptr.methods import Method, make_method
+from raptr.models.attach import Routed, attach, running
+from raptr.subnetworks import Shape, Subnetwork
+
+
+@final
+class Steps:
+    """A model and a method whose steps are begun and ended; made by `stepwise`."""
+
+    def __init__(self, routed: Routed, method: Method) -> None:
+        self.routed, self.method = routed, method
+        # Counted at each `end`: the steps, the layers that ran in all of them, and the last one's stage and size.
+        self.steps_run = self.layers_run = 0
+        self.stage = self.size = 0
+        self._step: int | None = None
+        self._size = 0
+        self._handled: BaseException | None = None  # a whole training may run in an `except` clause
+        self._running: AbstractContextManager[None] | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def step(self) -> int | None:
+        """The step that was begun and not ended; None outside of steps."""
+        return self._step
+
+    def begin(self, step: int) -> None:
+        """Let the model run the subnetwork of step `step` until `end`."""
+        unfinished = self._step
+        self.close()
+        if unfinished is not None:
+            raise RuntimeError(
+                f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
+                "each step's backward pass, in a finally clause if the loop goes on after exceptions."
+            )
+        subnetwork = self.method.subnetwork(step)
+        self._enter(subnetwork)
+        self._step, self._size, self._handled = step, subnetwork.size, sys.exception()
+        model = self.routed.model
+        # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
+        self._hooks = [
+            model.register_forward_pre_hook(lambda module, _args: self._evaluated(module)),
+            model.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                lambda *_args: self._cut_short("load_state_dict was called")
+            ),
+        ]
+
+    def begin_evaluation(self, step: int) -> None:
+        """Let the model run as the method judges it after `step` steps, until `close`."""
+        self.close()
+        self._enter(self.method.evaluated(step))
+
+    def end(self) -> None:
+        """End the step: the whole model is back."""
+        if self._step is None:
+            raise RuntimeError(
+                "end(): no step is open. Call begin(step) before the forward pass. A call of the model in evaluation "
+                "mode without gradients, or load_state_dict, has closed a step that was begun."
+            )
+        step, context = self._step, self._running
+        if sys.exception() is not self._handled:  # in a `finally` clause: the exception says what went wrong
+            self.close()
+            return
+        assert context is not None
+        self._step = self._running = None
+        self._unhook()
+        context.__exit__(None, None, None)  # an error if the model did not run
+        self.stage, self.size = self.method.phase_index(step) + 1, self._size
+        self.steps_run += 1
+        self.layers_run += self.size
+
+    def close(self) -> None:
+        """Bring the whole model back, whether or not anything was begun, without counting a step."""
+        self._unhook()
+        self._leave()
+
+    @property
+    def flops(self) -> float:
+        """The layers' FLOPs spent in the steps so far, relative to full training of as many steps."""
+        return self.layers_run / (self.steps_run * self.routed.layers) if self.steps_run else 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """What trainers log after a step."""
+        return {"raptr/stage": self.stage, "raptr/size": self.size, "raptr/flops": self.flops}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the resolved method, to be compared on resume, and what was counted."""
+        method = {"name": self.method.name, "steps": self.method.steps, "seed": self.method.seed}
+        resolved = json.loads(json.dumps({**method, **self.method.settings()}))
+        return {"method": resolved, "steps_run": self.steps_run, "layers_run": self.layers_run}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on counting from a checkpoint's `state`; a method with other settings is refused."""
+        before, now = state["method"], self.state()["method"]
+        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        if changed:
+            differences = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
+            raise ValueError(f"the checkpoint was trained with another method: {differences}. Use the same settings.")
+        self.steps_run, self.layers_run = state["steps_run"], state["layers_run"]
+
+    def _enter(self, subnetwork: Subnetwork) -> None:
+        context = running(self.routed, subnetwork)
+        context.__enter__()
+        self._running = context
+
+    def _leave(self) -> None:
+        """Leave `running` as an exception would, which asks no questions."""
+        context, self._running, self._step = self._running, None, None
+        if context is not None:
+            context.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _evaluated(self, module: nn.Module) -> None:
+        if module is self.routed.model and not module.training and not torch.is_grad_enabled():
+            self._cut_short("the model was called in evaluation mode without gradients")
+
+    def _cut_short(self, why: str) -> None:
+        # The hooks stay until the next call of `begin`, `end` or `close`: this is called from one of them.
+        if self._step is not None:
+            step = self._step
+            self._leave()
+            warnings.warn(
+                f"{why} while step {step} was begun and not ended; the whole model is back",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def stepwise(
+    model: nn.Module,
+    method: str,
+    *,
+    steps: int,
+    blocks: str | nn.ModuleList | None = None,
+    compile: bool = False,
+    seed: int = 0,
+    **settings: Any,
+) -> Steps:
+    """Make the method `method` for `steps` steps of this model; `settings` are those of `make_method`.
+
+    `blocks` names the list of residual blocks where `attach` cannot tell; `compile` compiles each of them.
+    """
+    routed = attach(model, blocks)
+    made = make_method(method, shape=Shape(layers=routed.layers), steps=steps, seed=seed, **settings)
+    if any(made.shape(phase.start) != made.target for phase in made.phases()):
+        raise ValueError(
+            f"method is {method!r}, which grows the model: a loop that is not raptr's own cannot add layers. Use a "
+            "method of constant shape, such as raptr, or `raptr pretrain`."
+        )
+    if made.settings().get("scaled") == "branches":
+        raise ValueError(
+            f"method {method} has scaled='branches', and the branches of other people's blocks cannot be scaled. "
+            "Add scaled='layer'."
+        )
+    if compile:
+        for block in routed.blocks:
+            if block._compiled_call_impl is None:
+                block.compile()
+    return Steps(routed, made)
+
+
+def warn_of_scales(method: Method, *, during: bool) -> None:
+    """Warn where the method's full model needs scales that a model called as it stands lacks.
+
+    `during` says whether the trainer evaluates such a model during training; afterwards everybody does.
+    """
+    until = scaled_until(method)
+    if until is None or (not during and until < method.steps):
+        return
+    when = f"before step {until}" if until < method.steps else "during training and after it"
+    warnings.warn(
+        f"method {method.name} trains layers without scaling, so {when} its full model needs each layer multiplied by "
+        "the probability with which it runs. The trainer evaluates the model without these factors: expect losses that "
+        "are too high. Method raptr with scaling='sqrt' needs no factors.",
+        stacklevel=3,
+    )
+
+
+def scaled_until(method: Method) -> int | None:
+    """The step up to which the method's full model has scales other than 1; None: it never has."""
+    ends = [phase.stop for phase in method.phases() if set(method.evaluated(phase.stop).scales) != {1.0}]
+    return max(ends, default=None)
+
+
+def partial(method: Method) -> bool:
+    """Whether the method ever leaves out a layer."""
+    return any(keep < 1 for phase in method.phases() for keep in phase.keep)

@@ -1,0 +1,189 @@
+"""The methods inside Hugging Face's `Trainer`, with or without `accelerate launch`.
+
+    from raptr.integrations.transformers import SubnetworkCallback
+
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[SubnetworkCallback("raptr")])
+
+The events of one optimizer step:
+
+    on_step_begin             the step's subnetwork, for all of its micro-batches
+    (forward, backward, clipping; layers that did not run have no gradients, and add nothing to the norm)
+    on_pre_optimizer_step     the whole model again; idle parameters get what their policy says
+    on_log                    stage, size and FLOPs join the training loss
+
+The subnetwork is a function of `global_step`, so resuming needs no state. The checkpoint keeps the method's settings,
+to refuse others, and what was counted. The `Trainer` has no event before an evaluation, so it evaluates the whole
+model without scales.
+"""
+
+import sys
+from typing import Any, final
+
+from raptr.extras import TRAINER, require
+from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
+from raptr.train.idle import Policy, idle
+
+require("raptr.integrations.transformers", "trainer", TRAINER)
+
+from accelerate.state import AcceleratorState
+from accelerate.utils.dataclasses import DistributedType, DynamoBackend
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, ExportableState
+
+DDP = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU, DistributedType.MULTI_NPU)
+OTHERS = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
+
+
+@final
+class SubnetworkCallback(TrainerCallback, ExportableState):
+    """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
+
+    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks where
+    it is not obvious, and `compile` compiles each of them (instead of `torch_compile`, which compiles the whole model).
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        idle: Policy = "skip",
+        blocks: str | None = None,
+        compile: bool = False,
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(settings.get("schedule"), str | None):
+            raise ValueError(
+                f"schedule is {settings['schedule']!r}; a text such as '6-8-10-12' is allowed, since the number of "
+                "steps is the trainer's"
+            )
+        self.steps: Steps | None = None
+        self._policy = idle
+        self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
+
+    def state(self) -> dict[str, Any]:
+        """What `trainer_state.json` keeps: how to make this callback, and what it has counted."""
+        saved = None if self.steps is None else self.steps.state()
+        return {"args": {"idle": self._policy, **self._made}, "attributes": {"saved": saved}}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Make the method for the steps to come."""
+        if self.steps is not None:
+            self.steps.close()  # an earlier training that ended with an exception
+        model: nn.Module = objects["model"]
+        _check_launch(args, model)
+        self.steps = stepwise(model, steps=state.max_steps, **self._made)
+        if partial(self.steps.method):
+            _check_ddp(args, model)
+        if state.global_step:
+            _resume(self.steps, state.stateful_callbacks)
+        if state.is_world_process_zero:
+            warn_of_scales(self.steps.method, during=args.eval_strategy != "no")
+        _put_first(self)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Let the step's subnetwork run, in all micro-batches."""
+        self._training.begin(state.global_step)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Bring the whole model back, and treat the parameters that were idle."""
+        optimizer: Optimizer = objects["optimizer"]
+        self._training.end()
+        idle(optimizer, self._policy)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Close a step that was left between micro-batches, before the trainer evaluates or saves."""
+        self._training.close()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **objects: Any,
+    ) -> None:
+        """Add stage, size and FLOPs to what is logged with the training loss."""
+        if logs is not None and "loss" in logs and self.steps is not None:
+            logs.update(self.steps.metrics())
+            state.log_history[-1].update(self.steps.metrics())
+
+    @property
+    def _training(self) -> Steps:
+        assert self.steps is not None, "the trainer has not begun"
+        return self.steps
+
+
+def _resume(steps: Steps, callbacks: Any) -> None:
+    """Compare with what `state` put into the checkpoint, if it was there then."""
+    saved = callbacks.get(SubnetworkCallback.__name__, {}).get("attributes", {}).get("saved")
+    if saved is not None:
+        steps.resume(saved)
+
+
+def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
+    """Refuse ways of running the model in which a subnetwork cannot run, or not as fast as it should."""
+    launch = AcceleratorState()
+    if launch.dynamo_plugin.backend != DynamoBackend.NO:  # by torch_compile, or by accelerate's configuration
+        raise ValueError(
+            "torch_compile compiles the whole model, and would compile it again for every choice of layers. Leave it "
+            "out and give SubnetworkCallback(..., compile=True), which compiles each block once."
+        )
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"the Trainer would use nn.DataParallel on {args.n_gpu} GPUs, whose copies cannot run a subnetwork. "
+            "Launch one process for each GPU with torchrun or accelerate launch, or let it see one GPU."
+        )
+    if launch.distributed_type in OTHERS:
+        raise ValueError(
+            f"the Trainer runs under {launch.distributed_type.value}, which is not supported: it prepares the model's "
+            "layers itself. Use DDP or FSDP2."
+        )
+    if isinstance(model, FullyShardedDataParallel):
+        raise ValueError(
+            "the Trainer runs under FSDP1, which is not supported: it flattens the parameters of each block, so that "
+            "idle ones cannot be told. Use FSDP2 (fsdp_config={'version': 2}, or accelerate's fsdp_version: 2)."
+        )
+
+
+def _check_ddp(args: TrainingArguments, model: nn.Module) -> None:
+    """Refuse settings with which DDP waits for gradients of layers that did not run."""
+    if AcceleratorState().distributed_type not in DDP:
+        return
+    if args.ddp_static_graph:
+        raise ValueError("ddp_static_graph is True, but each step runs other layers. Leave it out.")
+    checkpointing = args.gradient_checkpointing or (
+        isinstance(model, PreTrainedModel) and model.is_gradient_checkpointing
+    )
+    default = not checkpointing  # as `Trainer` decides it
+    find_unused = default if args.ddp_find_unused_parameters is None else args.ddp_find_unused_parameters
+    if not find_unused:
+        reason = " (the default with gradient checkpointing)" if args.ddp_find_unused_parameters is None else ""
+        raise ValueError(
+            f"ddp_find_unused_parameters is False{reason}, with which DDP waits for the gradients of layers that did "
+            "not run. Set TrainingArguments(ddp_find_unused_parameters=True)."
+        )
+
+
+def _put_first(callback: SubnetworkCallback) -> None:
+    """Move the callback before those that report to loggers, which otherwise see `logs` before it has added to them.
+
+    A callback is not handed the list that it is in, and the trainer puts its own ones first, so the list is taken from
+    the caller: `CallbackHandler.call_event` called `on_train_begin`, which called this. Moving it forward in the list
+    that is being gone through makes no other callback be called twice or left out.
+    """
+    handler = sys._getframe(2).f_locals.get("self")
+    if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
+        handler.callbacks.remove(callback)
+        handler.callbacks.insert(0, callback)

@@ -1,0 +1,48 @@
+"""The benchmark of the Trainer runs, its stages are the schedule's, and its FLOPs are those of the closed form."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import trainer_speed
+from raptr.models.sizes import BertConfig
+from raptr.subnetworks import Subnetwork
+from raptr.train.flops import flops
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_trial_times_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda fn, **rest: compiler(fn, **{**rest, "backend": "eager"}))
+    out = tmp_path / "speed.json"
+    trainer_speed.main(
+        ["--tiny", "--case", "llama", "--steps", "4", "--warm", "1", "--rounds", "1", "--compile", "--out", str(out)]
+    )
+    result: dict[str, Any] = json.loads(out.read_text())
+    case = result["cases"][0]
+    full, stages = ["12 layers"], [f"{size} layers" for size in (6, 8, 10, 12)]
+    ways = {"no callback": full, "full": full, "raptr": stages, "full, compiled": full, "raptr, compiled": stages}
+    assert list(case["milliseconds"]) == [f"{way}, {label}" for way, labels in ways.items() for label in labels]
+    assert {times["steps"] for times in case["milliseconds"].values()} <= {2, 3}
+    assert len(case["speed-up"]) == 3
+    assert result["environment"]["accelerate"]
+    assert trainer_speed.table(case)
+
+
+def test_flops_are_those_of_the_closed_form() -> None:
+    case = trainer_speed.TINY_CASES["bert"]
+    config = BertConfig(layers=12, width=32, heads=2, head_size=16, mlp=64, vocabulary=100, positions=16)
+    expected = flops(config, Subnetwork.full(12), sequences=case.sequences, length=case.length, targets=case.length)
+    found = trainer_speed.counted(case.make(), case)
+    assert found[12] == expected.total
+    assert found[12] - found[6] == expected.layers / 2
+
+
+def test_a_speed_up_weighs_the_stages_equally() -> None:
+    medians = {"no callback, 12 layers": 12.0, **{f"raptr, {size} layers": float(size) for size in (6, 8, 10, 12)}}
+    found = trainer_speed.speedups({6: 7.0, 8: 9.0, 10: 11.0, 12: 13.0}, medians)
+    assert found == {"counted": 1.3, "realised, raptr against no callback": pytest.approx(4 / 3)}

@@ -1,0 +1,106 @@
+"""Run by two processes: trainings with the callbacks under DDP and FSDP2; the first one writes what came out.
+
+python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils.dataclasses import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tests.integrations import test_lightning
+from tests.integrations.test_transformers import losses, raptr, trainer, weights
+from tests.integrations.tiny import Rows
+
+CHECKPOINTED: dict[str, Any] = {"gradient_checkpointing": True, "ddp_find_unused_parameters": True}
+ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+
+
+def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **settings: Any) -> dict[str, Any]:
+    """The losses of a run, a sum over its weights on each process, and the layers without gradients in step 0."""
+    method = {name: settings.pop(name) for name in ("idle", "schedule") if name in settings}
+    run = trainer(folder, raptr(**method), **{"per_device_train_batch_size": 4, **settings})
+    if sharded:  # what `accelerate launch` decides from its configuration, on a GPU only
+        state = run.accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+            cpu_ram_efficient_loading=False,
+        )
+        run.is_fsdp_enabled = True
+    try:
+        run.train(resume_from_checkpoint=resume)
+    finally:
+        if sharded:
+            state.distributed_type = DistributedType.MULTI_CPU
+            state.fsdp_plugin = None
+    total = sum((w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in weights(run).values())
+    totals: list[Any] = [None, None]
+    dist.all_gather_object(totals, total)
+    return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}
+
+
+def resumed(folder: Path, **settings: Any) -> dict[str, Any]:
+    """A sharded run that is stopped at step 5 and resumed, and the undisturbed one's losses."""
+    saving = {"save_strategy": "steps", "save_steps": 5, **settings}
+    undisturbed = outcome(folder, sharded=True, **saving)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder / "checkpoint-10")
+    dist.barrier()
+    return {"undisturbed": undisturbed, "resumed": outcome(folder, sharded=True, resume=True, **saving)}
+
+
+def lightning_outcome(folder: Path) -> dict[str, Any]:
+    """The same for Lightning; a loss is the mean over the processes."""
+    module = test_lightning.Module()
+    settings: dict[str, Any] = {"devices": 2, "strategy": "ddp_find_unused_parameters_true", "gradient_clip_val": None}
+    run = test_lightning.trainer(folder, test_lightning.raptr(), use_distributed_sampler=False, **settings)
+    sampler: DistributedSampler[Any] = DistributedSampler(Rows(), 2, dist.get_rank(), shuffle=False)
+    run.fit(module, DataLoader(Rows(), batch_size=4, sampler=sampler))
+    total = sum(weight.double().sum().item() for weight in module.state_dict().values())
+    each: list[Any] = [None, None]
+    dist.all_gather_object(each, (module.losses, total))
+    means = [(one + two) / 2 for one, two in zip(each[0][0], each[1][0], strict=True)]
+    return {"losses": means, "totals": [total for _, total in each], "wrapped": module.wrapped}
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    """What a start with these settings says."""
+    try:
+        outcome(folder, **settings)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def main(folder: Path) -> None:
+    """Train in every way, one after another."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {
+        "ddp": outcome(folder / "ddp"),
+        "ddp, zero": outcome(folder / "zero", idle="zero"),
+        "ddp, checkpointed": outcome(folder / "checkpointed", **CHECKPOINTED, **ACCUMULATED),
+        "fsdp": outcome(folder / "fsdp", sharded=True),
+        "fsdp, zero": outcome(folder / "fsdp-zero", sharded=True, idle="zero"),
+        "fsdp, resumed, zero": resumed(folder / "resumed-zero", idle="zero"),
+        "fsdp, resumed, skip": resumed(folder / "resumed-skip", schedule="5-5-5-6"),
+        "lightning": lightning_outcome(folder / "lightning"),
+        "refused": refusal(folder / "refused", gradient_checkpointing=True),
+        "refused, static": refusal(folder / "static", ddp_static_graph=True),
+    }
+    if dist.get_rank() == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
