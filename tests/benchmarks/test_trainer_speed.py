@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import trainer_speed
-from raptr.models.sizes import BertConfig
+from raptr.models.bert.config import BertConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train.flops import flops
 
