@@ -24,9 +24,9 @@ A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's defin
 needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
 
 Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
-the model ran), a block list replaced after `attach`, a bypassed block that computes what others need, a filled key-value
-cache with a layer bypassed (`generate` needs use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict`
-or pickling inside `running`.
+the model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive, a filled
+key-value cache with a layer bypassed (`generate` needs use_cache=False), `nn.DataParallel` on several GPUs, and
+`load_state_dict` or pickling inside `running`.
 """
 
 import copy
@@ -89,7 +89,7 @@ class _StandIn(nn.Module):
         routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
         routed._called = True
         x = _hidden(block, args, kwargs)
-        given: dict[Key, Any] = {**dict(enumerate(args)), **kwargs}
+        given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
             _check_caches(blocks, given.values())
         blocks.receive(given)

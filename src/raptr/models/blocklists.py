@@ -100,10 +100,10 @@ def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] |
         if path not in lists or len(lists[path]) == 0:
             kinds = "nn.ModuleList or nn.Sequential"
             raise _refusal(f"blocks is {path!r}, which is not a filled {kinds} of the model", lists)
-        if any(
-            path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.") for other in paths[:place]
-        ):
-            raise _refusal(f"blocks names {path!r} and a list that holds the same blocks", lists)
+        if _nested(lists[path]):
+            raise _refusal(f"blocks is {path!r}, whose entries are lists, not blocks", lists)
+        if any(f"{path}.".startswith(f"{other}.") or other.startswith(f"{path}.") for other in paths[:place]):
+            raise _refusal(f"blocks names {path!r} and another list with the same blocks", lists)
     if not paths:
         raise _refusal("blocks is an empty list", lists)
     return tuple(BlockList(path, lists[path]) for path in paths)
@@ -117,12 +117,16 @@ def _uniform(blocks: Blocks) -> bool:
     return len({type(block) for block in blocks}) == 1
 
 
+def _nested(blocks: Blocks) -> bool:
+    return any(isinstance(block, nn.ModuleList | nn.ModuleDict) for block in blocks)
+
+
 def _outermost(lists: Mapping[str, Blocks]) -> dict[str, Blocks]:
     """The lists that are not inside an entry of another one; a sequence of unlike modules is no list of blocks."""
     likely = {
         path: blocks
         for path, blocks in lists.items()
-        if isinstance(blocks, nn.ModuleList) or (len(blocks) > 1 and _uniform(blocks))
+        if not _nested(blocks) and (isinstance(blocks, nn.ModuleList) or (len(blocks) > 1 and _uniform(blocks)))
     }
     return {
         path: blocks
