@@ -14,10 +14,11 @@ one graph would be compiled anew for every subset (as it is, unseen, when `torch
 An encoder-decoder has two lists. `attach(model, ["encoder.block", "decoder.block"])` takes their blocks as the layers
 of one subnetwork, in this order; nested `running` of one `Routed` per list gives each a subnetwork of its own.
 
-What a block returns (a tensor, or a tuple that begins with the hidden states) is learnt from blocks that run, and so
-is what they pass on to the next block beside the hidden states (T5's position bias, say): a bypassed block passes it on
-unchanged. Where a bypassed block comes before any has run, that block runs once, without gradients and with random
-numbers and buffers put back: one such probe per list and combination of call flags.
+What a block returns (a tensor, or a tuple or list that begins with the hidden states) is learnt from blocks that run,
+and so is what they pass on to the next block beside the hidden states (T5's position bias, for example): a bypassed
+block passes on what it was given, and a scale leaves it as it is. Where a bypassed block comes before any has run,
+that block runs once, without gradients and with random numbers and buffers put back: one such probe per list and
+combination of call flags.
 
 A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. `output_hidden_states` of
 `transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
@@ -92,12 +93,12 @@ class _StandIn(nn.Module):
         given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
             _check_caches(blocks, given.values())
-        blocks.receive(given)
+        given = blocks.receive(given)
+        args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
         flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
         if scale == 0:
-            if flags not in blocks.returns:
-                blocks.learn(flags, given, _probe(block, x, args, kwargs), self._layer)
-            bypassed = blocks.bypass(flags, given, x, self._layer)
+            probed = None if flags in blocks.returns else _probe(block, x, args, kwargs)
+            bypassed = blocks.bypass(self._layer, x, flags, given, probed)
             for record in _recorders(block).values():
                 record(block, (x,), bypassed)
             return bypassed
@@ -119,7 +120,7 @@ class _StandIn(nn.Module):
             )
         first, *rest = [output] if isinstance(output, Tensor) else output
         y = x + scale * (first - x)
-        scaled = y if isinstance(output, Tensor) else (y, *rest)
+        scaled = y if isinstance(output, Tensor) else type(output)((y, *rest))
         for record in recorders:
             record(block, (x,), scaled)
         return scaled
@@ -287,11 +288,11 @@ def _hidden(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def _check_output(output: object, x: Tensor) -> None:
     """Refuse what a bypass cannot imitate."""
-    first = output[0] if type(output) is tuple and output else output
+    first = output[0] if type(output) in (tuple, list) and output else output
     if not isinstance(first, Tensor):
         raise ValueError(
-            f"running: a block returned {type(output).__name__}; a tensor, or a tuple that begins with "
-            "the hidden states, is allowed"
+            f"running: a block returned {type(output).__name__}; a tensor, or a tuple or list that begins "
+            "with the hidden states, is allowed"
         )
     # Nested tensors (`nn.TransformerEncoder` with padding makes them) have no shape to compare.
     if first.is_nested != x.is_nested or (not x.is_nested and first.shape != x.shape):

@@ -9,6 +9,8 @@ Blocks = nn.ModuleList | nn.Sequential
 # What a block was called with: a position or a keyword.
 Key = int | str
 Flags = tuple[object, ...]
+# A place behind the hidden states in what blocks return.
+Place = tuple[Flags, int]
 
 
 @final
@@ -20,37 +22,38 @@ class BlockList:
 
     def __init__(self, path: str, module: Blocks) -> None:
         self.path, self.module = path, module
-        # How many entries follow the hidden states in what a block returns; None: a bare tensor.
-        self.returns: dict[Flags, int | None] = {}
-        # The argument that carries on what a block returned in a place behind the hidden states.
-        self._passed: dict[tuple[Flags, int], Key] = {}
-        # Those of them that a block computes when it is given None.
-        self._computed: set[tuple[Flags, int]] = set()
-        # What the last block returned behind the hidden states, to notice a model that passes it on.
-        self._last: dict[tuple[Flags, int], Tensor] = {}
-        # The layer that was run only to learn what it returns, when the last call did so.
-        self._probed: int | None = None
+        # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of so many entries.
+        self.returns: dict[Flags, tuple[type, int]] = {}
+        # The argument that passes on what a block returned behind the hidden states.
+        self._passed: dict[Place, Key] = {}
+        # Those of them that a block made, rather than returned as it had been given them.
+        self._made: set[Place] = set()
+        # What the last block made, to notice a model that passes it on.
+        self._last: dict[Place, Tensor] = {}
+        # The last layer and what it was given, if it ran only to learn what it returns.
+        self._probed: tuple[int, Mapping[Key, Any]] | None = None
 
     def entries(self) -> dict[str, nn.Module]:
         """The blocks by their names in the list; a block that stands there twice has two."""
         return {name: block for name, block in self.module._modules.items() if block is not None}
 
-    def receive(self, given: Mapping[Key, Any]) -> None:
-        """Before each block: see whether it is given what the one before returned."""
+    def receive(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
+        """Before each block: see what it is given of the one before; returns its arguments."""
+        received = dict(given)
         for key, value in given.items():
             for place, extra in self._last.items():
                 if value is extra:
                     self._passed[place] = key
-                    self._computed.add(place)
-        last, self._last, probed, self._probed = self._last, {}, self._probed, None
-        if probed is not None and any(value is extra for value in given.values() for extra in last.values()):
-            raise self._needed(probed)
+                    self._made.add(place)
+                    if self._probed is not None:
+                        received[key] = self._handed(place, *self._probed)
+        self.forget()
+        return received
 
-    def learn(self, flags: Flags, given: Mapping[Key, Any], output: Any, probed: int | None = None) -> None:
-        """After a block: what it returned. `probed` is the number of a layer that is bypassed all the same."""
-        first, *rest = output if isinstance(output, tuple) else (output,)
-        self.returns[flags] = len(rest) if isinstance(output, tuple) else None
-        self._probed = probed
+    def learn(self, flags: Flags, given: Mapping[Key, Any], output: Any) -> None:
+        """After a block: how it returned what."""
+        first, *rest = (output,) if isinstance(output, Tensor) else output
+        self.returns[flags] = (type(output), 1 + len(rest))
         for index, extra in enumerate(rest):
             if isinstance(extra, Tensor) and extra is not first:
                 key = next((key for key, value in given.items() if value is extra), None)
@@ -59,32 +62,35 @@ class BlockList:
                 else:
                     self._passed[flags, index] = key
 
-    def bypass(self, flags: Flags, given: Mapping[Key, Any], x: Tensor, layer: int) -> Any:
-        """What a block returns that passes on what it was given."""
-        extras = self.returns[flags]
-        if extras is None:
+    def bypass(self, layer: int, x: Tensor, flags: Flags, given: Mapping[Key, Any], probed: Any) -> Any:
+        """What a layer returns that does nothing; `probed` is what its block returned in a probe, if there was one."""
+        if probed is not None:
+            self.learn(flags, given, probed)
+            self._probed = layer, given
+        kind, length = self.returns[flags]
+        if issubclass(kind, Tensor):
             return x
-        rest: list[Any] = [None] * extras
-        for index in range(extras):
-            place = (flags, index)
-            if place in self._last and self._probed is not None:
-                rest[index] = self._last[place]
-            elif place in self._passed:
-                rest[index] = given.get(self._passed[place])
-                if rest[index] is None and place in self._computed:
-                    raise self._needed(layer)
-        return (x, *rest)
+        places = [(flags, index) for index in range(length - 1)]
+        # What was made in the probe shows, if the next block is given it, that the model passes it on.
+        passed = [
+            self._handed(place, layer, given) if place in self._passed else self._last.get(place) for place in places
+        ]
+        return kind((x, *passed))
+
+    def _handed(self, place: Place, layer: int, given: Mapping[Key, Any]) -> Any:
+        """What a bypassed layer passes on: what it was given."""
+        value = given.get(self._passed[place])
+        if value is None and place in self._made:
+            raise ValueError(
+                f"running: layer {layer + 1} cannot be bypassed, since it makes what the other blocks at {self.path!r} "
+                "receive beside the hidden states (such as a shared position bias). Keep it in every subnetwork: with "
+                f"raptr, name {layer + 1} in the setting fixed."
+            )
+        return value
 
     def forget(self) -> None:
         """Let go of the tensors of a forward pass."""
         self._last, self._probed = {}, None
-
-    def _needed(self, layer: int) -> ValueError:
-        return ValueError(
-            f"running: layer {layer + 1} cannot be bypassed, since it computes what the other blocks at {self.path!r} "
-            "receive beside the hidden states (such as a shared position bias). Keep it in every subnetwork: with "
-            f"raptr, name {layer + 1} in the setting fixed."
-        )
 
 
 def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None) -> tuple[BlockList, ...]:
