@@ -93,9 +93,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {KEY_VALUE_HEADS: 4, HEAD: 64},
     {KEY_VALUE_HEADS: 2, HEAD: 128},
 )
+SWINS = ("swin", "swinv2", "donut-swin")
 # Settings that follow from others in a way that only the family knows.
 SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    **{name: {"embed_dim": 48, "window_size": 2, "image_size": 64, "patch_size": 4} for name in SWINS},
     "esm": {"vocab_size": 120, "pad_token_id": 1, "mask_token_id": 2},
 }
 

@@ -286,7 +286,7 @@ def _hidden(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return x
 
 
-def _check_output(output: object, x: Tensor) -> None:
+def _check_output(output: Any, x: Tensor) -> None:
     """Refuse what a bypass cannot imitate."""
     first = output[0] if type(output) in (tuple, list) and output else output
     if not isinstance(first, Tensor):

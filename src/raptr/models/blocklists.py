@@ -23,7 +23,7 @@ class BlockList:
     def __init__(self, path: str, module: Blocks) -> None:
         self.path, self.module = path, module
         # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of so many entries.
-        self.returns: dict[Flags, tuple[type, int]] = {}
+        self.returns: dict[Flags, tuple[type[Any], int]] = {}
         # The argument that passes on what a block returned behind the hidden states.
         self._passed: dict[Place, Key] = {}
         # Those of them that a block made, rather than returned as it had been given them.
