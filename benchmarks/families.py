@@ -9,9 +9,8 @@ configuration with every dimension shrunk, with random weights and inputs. Then 
 - layers scaled through `running` are those scaled by a forward hook,
 - afterwards the whole model gives the output that it gave before, bit for bit.
 
-Each family runs in a process of its own, with a limit on time and memory; the sweep takes about 10 minutes on one core.
-Families that are named are only printed. Otherwise the record is benchmarks/results/families.json, from which
-docs/results/families.md is made (`make results`).
+Each family runs in a process of its own, with a limit on time and memory; the sweep takes about 15 minutes on one core.
+Families that are named replace their lines in the record, from which docs/results/families.md is made (`make results`).
 """
 
 import argparse
@@ -37,7 +36,7 @@ from raptr.models.attach import attach, running
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
 
-LAYERS, SECONDS, BYTES, PARAMETERS = 4, 60, 12 << 30, 20_000_000
+LAYERS, SECONDS, BYTES, PARAMETERS = 4, 60, 12 << 30, 40_000_000
 BATCH, TOKENS, IMAGE, PATCH, WAVE = 2, 12, 32, 8, 4000
 KINDS = {
     "SEQ_TO_SEQ_CAUSAL_LM": "text to text",
@@ -63,6 +62,7 @@ SIZES: dict[str, Any] = {
     r"num_(hidden_)?layers_.*|.*_num_(hidden_)?layers": LAYERS,
     r"mamba_n_heads|mamba_num_heads": 4,
     r"mamba_d_head|mamba_head_dim": 16,
+    r"mamba_d_ssm": 64,
     KEY_VALUE_HEADS: 2,
     r"n_heads?|num_heads|.*attention_heads|.*_num_heads": 4,
     r"hidden_size_per_layer_input": 8,
@@ -89,7 +89,8 @@ SIZES: dict[str, Any] = {
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {KEY_VALUE_HEADS: 4},
-    {KEY_VALUE_HEADS: 4, HEAD: 8, r"vocab_size": 120},
+    {KEY_VALUE_HEADS: 4, HEAD: 8, r"vocab_size": 120, r"n_routed_experts": 4, r"num_experts_per_tok": 2},
+    {KEY_VALUE_HEADS: 2, "mrope_section": [2, 1, 1]},
     {KEY_VALUE_HEADS: 4, HEAD: 64},
     {KEY_VALUE_HEADS: 2, HEAD: 128},
 )
@@ -169,8 +170,8 @@ def _small(name: str, value: Any, variant: Mapping[str, Any]) -> Any:
         return False
     if isinstance(value, float) and re.search(r"drop|jitter|mask_(time|feature)_prob|noise", name):
         return 0.0
-    if isinstance(value, dict) and "mrope_section" in value:
-        return {**value, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+    if name == "rope_parameters" and "mrope_section" in {**(value or {}), **variant}:
+        return {**(value or {}), "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
     if type(value) is int:
         return next((small for pattern, small in SIZES.items() if re.fullmatch(pattern, name)), None)
     return None
@@ -355,7 +356,14 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
     found["blocks"] = paths
     layers = [len(blocks.module) for blocks in attach(model, paths).lists]
     if set(layers) != {LAYERS}:
-        return found | {"result": "refused", "reason": f"{sum(layers)} blocks for {LAYERS} layers"}
+        # One block for all layers, or stages: neither should run a part.
+        scales = [1.0] * LAYERS if sum(layers) == 1 else [1.0] + [0.0] * (sum(layers) - 1)
+        outcome = run(model, paths, scales, given)
+        strange = {
+            "result": "not tried",
+            "reason": f"the list has {sum(layers)} blocks where the model has {LAYERS} layers",
+        }
+        return found | (outcome if isinstance(outcome, dict) else strange)
     reached = ""
     for name, choices in CHOICES.items():
         for kept in choices:
@@ -372,6 +380,20 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
     return found | {"result": reached}
 
 
+def run(
+    model: nn.Module, paths: Sequence[str], scales: Sequence[float], given: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]] | dict[str, str]:
+    """A subnetwork's output and gradients, or why there are none."""
+    try:
+        with running(attach(model, paths), Subnetwork(tuple(scales))):
+            output = output_of(model, given)
+        return output, gradients(model, output)
+    except Exception as error:
+        if str(error).startswith("running:"):
+            return {"result": "refused", "reason": str(error)}
+        return {"result": "fails", "reason": _short(error)}
+
+
 def compare(
     model: nn.Module,
     paths: Sequence[str],
@@ -383,13 +405,10 @@ def compare(
     """None where the subnetwork is the smaller model; else what happened."""
     scales = [scale * (layer in kept) for layer in range(LAYERS)]
     keys, choice = list(model.state_dict()), f"layers {[layer + 1 for layer in kept]}, scale {scale:g}"
-    try:
-        with running(attach(model, paths), Subnetwork(tuple(scales * len(paths)))):
-            output = output_of(model, given)
-        grads = gradients(model, output)
-    except Exception as error:
-        refused = str(error).startswith("running:")
-        return {"result": "refused" if refused else "fails", "reason": str(error) if refused else _short(error)}
+    outcome = run(model, paths, scales * len(paths), given)
+    if isinstance(outcome, dict):
+        return outcome
+    output, grads = outcome
     if list(model.state_dict()) != keys or not torch.equal(output_of(model, given), whole):
         return {"result": "wrong", "reason": f"{choice}: the whole model is not what it was"}
     # Some models index what they give a layer by its place in the list. There the output of the other layers is
@@ -480,14 +499,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "families.json")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    lines = []
+    before = json.loads(arguments.out.read_text("utf-8"))["families"] if arguments.families else []
+    lines = {line["family"]: line for line in before}
     for family, (kind, name) in families().items():
         if not arguments.families or family in arguments.families:
-            lines.append({"family": family, "class": name, "kind": kind, **apart(family, name)})
-            print(json.dumps(lines[-1]), flush=True)
-    if not arguments.families:
-        record = {"command": "python -m benchmarks.families", "environment": environment(), "families": lines}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            lines[family] = {"family": family, "class": name, "kind": kind, **apart(family, name)}
+            print(json.dumps(lines[family]), flush=True)
+    record = {
+        "command": "python -m benchmarks.families",
+        "environment": environment(),
+        "families": list(lines.values()),
+    }
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -218,7 +218,8 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
         raise ValueError(
             f"running: the subnetwork has {subnetwork.layers} layers, and there are {routed.layers} blocks at "
             f"{routed.path!r}. Make the method for shape=Shape(layers={routed.layers}); a method that grows the model "
-            "needs one with method.shape(step).layers blocks, attached again after each growth."
+            "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
+            "block cannot be chosen one by one."
         )
     if subnetwork.heads is not None or subnetwork.parts is not None:
         raise ValueError(
