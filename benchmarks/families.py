@@ -57,7 +57,7 @@ CHOICES: dict[str, tuple[tuple[int, ...], ...]] = {"first layer runs": ((0, 3), 
 # What whole numbers in a configuration become, by patterns of their whole name; the first that fits.
 KEY_VALUE_HEADS, HEAD = r"(num_|n_)?(key_value|kv)_heads|.*num_key_value_heads", r"head_dim"
 SIZES: dict[str, Any] = {
-    r"(num|n)_?(hidden_|encoder_|decoder_|attention_|transformer_)*(layers?|blocks)|depth|n_layer": LAYERS,
+    r"(num|n)_?(hidden_|encoder_|decoder_|attention_|transformer_)*(layers?|blocks)|depth|n_layer|layers": LAYERS,
     r"(encoder|decoder|text|vision|audio|num_encoder|num_decoder)_(layers|depth)": LAYERS,
     r"num_(hidden_)?layers_.*|.*_num_(hidden_)?layers": LAYERS,
     r"mamba_n_heads|mamba_num_heads": 4,
@@ -66,6 +66,7 @@ SIZES: dict[str, Any] = {
     KEY_VALUE_HEADS: 2,
     r"n_heads?|num_heads|.*attention_heads|.*_num_heads": 4,
     r"hidden_size_per_layer_input": 8,
+    r"intra_bottleneck_size": 32,
     r"d_model|n_embd|dim|width|model_dim": 32,
     r".*(hidden_size|embedding_size|embed_dim|embedding_dim|hidden_dim|_d_model|projection_dim|emb_dim)": 32,
     r".*head_dim|d_kv|d_head|kv_channels|head_size": 8,
@@ -75,7 +76,7 @@ SIZES: dict[str, Any] = {
     r"image_size|.*_image_size|img_size|input_size": IMAGE,
     r"patch_size|.*_patch_size": PATCH,
     r"(num|n)_(local_|routed_)?experts|moe_num_experts": 4,
-    r".*(experts_per_tok|top_k|moe_topk|num_selected_experts)|moe_k": 2,
+    r".*(experts_per_tok(en)?|top_k|moe_topk|num_selected_experts)|moe_k": 2,
     r"(q|kv)_lora_rank": 16,
     r"rotary_dim": 8,
     r"(mamba_)?(d_state|state_size|ssm_state_size)": 8,
@@ -99,6 +100,8 @@ SWINS = ("swin", "swinv2", "donut-swin")
 SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     **{name: {"embed_dim": 48, "window_size": 2, "image_size": 64, "patch_size": 4} for name in SWINS},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "esm": {"vocab_size": 120, "pad_token_id": 1, "mask_token_id": 2},
 }
 
@@ -136,6 +139,8 @@ def make(family: str, name: str, variant: Mapping[str, Any]) -> nn.Module:
     try:
         model_class = getattr(transformers, name)
         config = shrunk(CONFIG_MAPPING[family](), variant)
+        if not isinstance(config, model_class.config_class):
+            config = next(part for part in vars(config).values() if isinstance(part, model_class.config_class))
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in model_class(copy.deepcopy(config)).parameters())
         if size > PARAMETERS:
