@@ -1,6 +1,7 @@
 """The tables of families.md."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from docs.results.pages.contract import Page, Records, table
@@ -26,9 +27,7 @@ def works(records: Records) -> str:
     """The families that run, with their lists."""
     rows = []
     for line in _lines(records, "works"):
-        notes = ["name the list" if len(line["blocks"]) == 1 else "name both lists"] if line["named"] else []
-        if len(line["blocks"]) > 2:
-            notes = ["name the lists"]
+        notes = ["name the list" if len(line["blocks"]) == 1 else "name the lists"] if line["named"] else []
         notes += ["the first layer has to run"] if line["result"] == "first layer runs" else []
         notes += [] if line["scales"] else ["scales of 0 and 1 only"]
         blocks = ", ".join(f"`{path}`" for path in line["blocks"])
@@ -36,7 +35,12 @@ def works(records: Records) -> str:
     return table(["family", "kind", "blocks", "note"], rows)
 
 
-def without(result: str) -> Any:
+def _plain(reason: str) -> str:
+    """A reason that Markdown shows as it is; one that was cut may have lost a closing mark."""
+    return reason.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def without(result: str) -> Callable[[Records], str]:
     """The families of which this is the result, each with the reason."""
 
     def reasons(records: Records) -> str:
@@ -44,7 +48,7 @@ def without(result: str) -> Any:
         for line in _lines(records, result):
             blocks = ", ".join(f"`{path}`" for path in line.get("blocks", []))
             reason = line["reason"].removeprefix("running: ").removeprefix("attach: ").split("; pass blocks=")[0]
-            rows.append([line["family"], line["kind"], blocks, reason.replace("|", "\\|").replace("<", "&lt;")])
+            rows.append([line["family"], line["kind"], blocks, _plain(reason)])
         return table(["family", "kind", "blocks", "reason"], rows)
 
     return reasons
