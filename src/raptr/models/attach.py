@@ -239,14 +239,25 @@ def _check_uncompiled(function: str, model: nn.Module) -> None:
 
 
 def _check_caches(blocks: BlockList, values: Iterable[object]) -> None:
-    """Refuse key-value caches of an earlier call: models read how long they are from a layer that may be bypassed."""
+    """Refuse caches of an earlier call: models read how long they are from a layer that may be bypassed."""
     for value in values:
-        length = getattr(value, "get_seq_length", None)
-        if length is not None and any(int(length(layer)) for layer in range(len(blocks.module))):
+        if any(_filled(value, layer) for layer in range(len(blocks.module))):
             raise ValueError(
                 f"running: the blocks at {blocks.path!r} got a filled key-value cache, which bypassed layers do not "
                 "keep up with. Use use_cache=False, in `generate` too."
             )
+
+
+def _filled(cache: object, layer: int) -> bool:
+    """Whether a cache of `transformers` holds something of a layer: keys and values, or a recurrent state."""
+    for question in ("get_seq_length", "has_previous_state"):
+        ask = getattr(cache, question, None)
+        try:
+            if ask is not None and bool(ask(layer)):
+                return True
+        except (AttributeError, IndexError, ValueError):
+            continue  # a layer or a cache of the other kind
+    return False
 
 
 def _recorders(block: nn.Module) -> dict[int, Any]:

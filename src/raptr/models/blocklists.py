@@ -29,7 +29,7 @@ class BlockList:
         # Those of them that a block made, rather than returned as it had been given them.
         self._made: set[Place] = set()
         # What the last block made, to notice a model that passes it on.
-        self._last: dict[Place, Tensor] = {}
+        self._last: dict[Place, Any] = {}
         # The last layer and what it was given, if it ran only to learn what it returns.
         self._probed: tuple[int, Mapping[Key, Any]] | None = None
 
@@ -55,7 +55,8 @@ class BlockList:
         first, *rest = (output,) if isinstance(output, Tensor) else output
         self.returns[flags] = (type(output), 1 + len(rest))
         for index, extra in enumerate(rest):
-            if isinstance(extra, Tensor) and extra is not first:
+            # Equal numbers and strings may be one object without having been passed on.
+            if extra is not None and extra is not first and not isinstance(extra, bool | int | float | str):
                 key = next((key for key, value in given.items() if value is extra), None)
                 if key is None:
                     self._last[flags, index] = extra
