@@ -188,6 +188,21 @@ def test_a_decoder_whose_encoder_runs_in_part_generates_with_a_cache() -> None:
         model.generate(**asked, use_cache=True)
 
 
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next", "rwkv"])
+@pytest.mark.parametrize("kept", [(0, 3), (1, 2)])
+def test_an_empty_cache_changes_nothing_and_a_filled_one_is_refused(family: str, kept: tuple[int, ...]) -> None:
+    model, given = sweep.build(family, CLASSES[family])
+    subnetwork = Subnetwork(tuple(float(layer in kept) for layer in range(4)))
+    flags: dict[bool, Any] = {use_cache: {**given, "use_cache": use_cache} for use_cache in (False, True)}
+    with running(attach(model), subnetwork):
+        assert torch.equal(sweep.output_of(model, flags[True]), sweep.output_of(model, flags[False]))
+    if family != "rwkv":  # which passes its state on from block to block, in no cache
+        name = "cache_params" if family == "mamba" else "past_key_values"
+        cache = model.eval()(**flags[True])[name]
+        with running(attach(model), subnetwork), pytest.raises(ValueError, match=r"layers'.*use_cache=False"):
+            model(**flags[True], **{name: cache})
+
+
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [
