@@ -140,7 +140,8 @@ def make(family: str, name: str, variant: Mapping[str, Any]) -> nn.Module:
         model_class = getattr(transformers, name)
         config = shrunk(CONFIG_MAPPING[family](), variant)
         if not isinstance(config, model_class.config_class):
-            config = next(part for part in vars(config).values() if isinstance(part, model_class.config_class))
+            parts = (part for part in vars(config).values() if isinstance(part, model_class.config_class))
+            config = next(parts, config)
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in model_class(copy.deepcopy(config)).parameters())
         if size > PARAMETERS:
