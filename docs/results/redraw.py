@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages import boolean, comparison, evidence, linear, polynomial, speed, stability
+from docs.results.pages import boolean, comparison, evidence, families, linear, polynomial, speed, stability
 from docs.results.pages.contract import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +25,7 @@ PAGES: tuple[Page, ...] = (
     boolean.PAGE,
     *comparison.PAGES,
     evidence.PAGE,
+    families.PAGE,
     linear.PAGE,
     polynomial.PAGE,
     speed.PAGE,

@@ -141,7 +141,8 @@ def test_the_blocks_are_found_and_nothing_is_changed(family: str) -> None:
     keys = list(model.state_dict())
     routed = attach(model)
     assert (routed.path, routed.layers, routed.model) == (PATHS[family], 4, model)
-    assert routed.blocks is model.get_submodule(PATHS[family])
+    assert routed.blocks == list(model.get_submodule(PATHS[family]))
+    assert routed.lists[0].module is model.get_submodule(PATHS[family])
     assert list(model.state_dict()) == keys
     for module in model.modules():
         assert not {**module._forward_hooks, **module._forward_pre_hooks}
@@ -310,10 +311,17 @@ def test_a_shared_position_bias_is_not_lost_silently() -> None:
     routed, expected = attach(model, "encoder.block"), loss_of(model)
     with running(routed, Subnetwork.full(3)):
         assert torch.equal(loss_of(model), expected)
-    for kept in ((0, 2), (1, 2)):
+    with running(routed, keep(0, 2, layers=3)):
+        assert not torch.equal(loss_of(model), expected)
+    # Known from the run before, found by a probe, and with one layer running.
+    for again, kept in (
+        (routed, (1, 2)),
+        (attach(model, "encoder.block"), (1, 2)),
+        (attach(model, "encoder.block"), (2,)),
+    ):
         with (
-            pytest.raises(ValueError, match=r"'encoder.block' .*hidden states"),
-            running(routed, keep(*kept, layers=3)),
+            pytest.raises(ValueError, match=r"layer 1 .*'encoder.block' .*hidden states.*fixed"),
+            running(again, keep(*kept, layers=3)),
         ):
             loss_of(model)
 
@@ -331,7 +339,7 @@ def test_blocks_are_found_among_other_lists_or_named_or_given() -> None:
     both = nn.ModuleDict({"left": Plain(3), "right": twin})
     with pytest.raises(ValueError, match=r"blocks=.*'left.blocks' \(3 entries\), 'right.blocks'"):
         attach(both)
-    assert attach(both, "right.blocks").blocks is twin.blocks
+    assert attach(both, "right.blocks").lists[0].module is twin.blocks
     assert attach(both, twin.blocks).path == "right.blocks"
 
 

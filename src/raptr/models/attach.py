@@ -11,28 +11,35 @@ registered, parameter and state-dict names are the same inside and outside. The 
 blocks, so blocks compiled one by one are never recompiled for it. A model compiled as a whole is refused: its
 one graph would be compiled anew for every subset (as it is, unseen, when `torch.compile` wraps the model later).
 
-What a block returns (a tensor, or a tuple that begins with the hidden states) is learnt from blocks that run.
-Where a bypassed block comes before any has run, that block runs once, without gradients and with random
-numbers and buffers put back: one such probe per `Routed` and combination of call flags.
+An encoder-decoder has two lists. `attach(model, ["encoder.block", "decoder.block"])` takes their blocks as the layers
+of one subnetwork, in this order; nested `running` of one `Routed` per list gives each a subnetwork of its own.
+
+What a block returns (a tensor, or a tuple or list that begins with the hidden states) is learnt from blocks that run,
+and so is what they pass on to the next block beside the hidden states (T5's position bias, for example): a bypassed
+block passes on what it was given, and a scale leaves it as it is. Where a bypassed block comes before any has run,
+that block runs once, without gradients and with random numbers and buffers put back: one such probe per list and
+combination of call flags.
 
 A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. `output_hidden_states` of
 `transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
 needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
 
 Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
-the model ran), a block list replaced after `attach`, a filled key-value cache with a layer bypassed (`generate` needs
-use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.
+the model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive, a filled
+key-value cache with a layer bypassed (`generate` needs use_cache=False), `nn.DataParallel` on several GPUs, and
+`load_state_dict` or pickling inside `running`.
 """
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex, final
 
 import torch
 from torch import Tensor, nn
 
+from raptr.models.blocklists import BlockList, Blocks, Key, find_lists
 from raptr.subnetworks.value import Subnetwork
 
 # Where `transformers` defines the hooks that collect hidden states from the blocks.
@@ -41,22 +48,27 @@ RECORDERS = "transformers.utils.output_capturing"
 
 @final
 class Routed:
-    """A model with the list of its residual blocks; made by `attach`, used by `running`."""
+    """A model with the lists of its residual blocks; made by `attach`, used by `running`."""
 
-    def __init__(self, model: nn.Module, blocks: nn.ModuleList, path: str) -> None:
-        self.model, self.blocks, self.path = model, blocks, path
-        # How many entries follow the hidden states in what a block returns (None: a bare tensor), by call
-        # flags, since flags such as `output_attentions` decide it.
-        self._returns: dict[tuple[object, ...], int | None] = {}
-        # What the last block returned besides the hidden states, to notice a model that hands it on.
-        self._carried: tuple[Tensor, ...] = ()
+    def __init__(self, model: nn.Module, lists: tuple[BlockList, ...]) -> None:
+        self.model, self.lists = model, lists
         # Whether a block was called since `running` was entered.
         self._called = False
 
     @property
+    def path(self) -> str:
+        """Where the blocks are in the model; several lists are separated by commas."""
+        return ", ".join(blocks.path for blocks in self.lists)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The blocks of all lists, in order."""
+        return [block for blocks in self.lists for block in blocks.module]
+
+    @property
     def layers(self) -> int:
         """How many blocks there are."""
-        return len(self.blocks)
+        return sum(len(blocks.module) for blocks in self.lists)
 
 
 @final
@@ -65,30 +77,28 @@ class _StandIn(nn.Module):
 
     block: nn.Module
 
-    def __init__(self, routed: Routed, block: nn.Module, scale: float, partial: bool, first: bool) -> None:
+    def __init__(
+        self, routed: Routed, blocks: BlockList, block: nn.Module, layer: int, scale: float, uncached: bool
+    ) -> None:
         super().__init__()
         self.block = block
         self.training = block.training
-        self._routed, self._scale, self._partial, self._first = routed, scale, partial, first
+        self._routed, self._blocks, self._layer = routed, blocks, layer
+        self._scale, self._uncached = scale, uncached
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        routed, block, scale = self._routed, self.block, self._scale
+        routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
         routed._called = True
         x = _hidden(block, args, kwargs)
-        named = (*enumerate(args), *kwargs.items())
-        if self._partial and self._first:
-            _check_caches(routed, [value for _, value in named])
-        if self._partial and any(value is extra for _, value in named for extra in routed._carried):
-            raise ValueError(
-                f"running: the blocks at {routed.path!r} pass each other more than the hidden states (such "
-                "as a shared position bias), which a bypassed block cannot provide. Run all layers."
-            )
-        flags = (block.training, *(entry for entry in named if isinstance(entry[1], bool)))
+        given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
+        if self._uncached:
+            _check_caches(blocks, given.values())
+        given = blocks.receive(given)
+        args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+        flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
         if scale == 0:
-            if flags not in routed._returns:
-                routed._returns[flags] = _probe(block, x, args, kwargs)
-            extras = routed._returns[flags]
-            bypassed = x if extras is None else (x, *(None,) * extras)
+            probed = None if flags in blocks.returns else _probe(block, x, args, kwargs)
+            bypassed = blocks.bypass(self._layer, x, flags, given, probed)
             for record in _recorders(block).values():
                 record(block, (x,), bypassed)
             return bypassed
@@ -99,18 +109,18 @@ class _StandIn(nn.Module):
         else:
             with _unrecorded(block) as recorders:
                 output = block(*args, **kwargs)
-        routed._returns[flags] = _extras(output, x)
-        first, *rest = [output] if isinstance(output, Tensor) else output
-        routed._carried = tuple(extra for extra in rest if isinstance(extra, Tensor) and extra is not first)
+        _check_output(output, x)
+        blocks.learn(flags, given, output)
         if scale == 1:
             return output
         if not x.is_inference() and x._version != version:
             raise ValueError(
-                f"running: the blocks at {routed.path!r} change their input in place, so that "
+                f"running: the blocks at {blocks.path!r} change their input in place, so that "
                 "x + s·(block(x) - x) cannot be formed; scales of 0 and 1 are allowed"
             )
+        first, *rest = [output] if isinstance(output, Tensor) else output
         y = x + scale * (first - x)
-        scaled = y if isinstance(output, Tensor) else (y, *rest)
+        scaled = y if isinstance(output, Tensor) else type(output)((y, *rest))
         for record in recorders:
             record(block, (x,), scaled)
         return scaled
@@ -137,36 +147,28 @@ class _StandIn(nn.Module):
     # Loading would find no weights here, and a saved model would run this subnetwork for ever.
     def _load_from_state_dict(self, *_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError(
-            f"load_state_dict was called inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
+            f"load_state_dict was called inside `running`, where the blocks at {self._blocks.path!r} are stand-ins. "
             "Load the weights outside of it."
         )
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> Any:
         raise RuntimeError(
-            f"a model was pickled inside `running`, where the blocks at {self._routed.path!r} are stand-ins. "
+            f"a model was pickled inside `running`, where the blocks at {self._blocks.path!r} are stand-ins. "
             "Save it outside, or save its state_dict."
         )
 
 
-def attach(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Routed:
-    """Find the model's list of residual blocks (or take the one named or given), changing nothing in it."""
+def attach(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None = None) -> Routed:
+    """Find the model's list of residual blocks (or take those named or given), changing nothing in it."""
     _check_uncompiled("attach", model)
-    modules = model.named_modules(remove_duplicate=False)
-    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
-    if blocks is None:
-        path = _largest(_outermost(lists))
-    elif isinstance(blocks, str):
-        path = blocks
-    else:
-        path = next((name for name, module in lists.items() if module is blocks), "(the list given)")
-    if path not in lists or len(lists[path]) == 0:
-        raise _refusal(f"blocks is {path!r}, which is not a filled nn.ModuleList of the model", lists)
-    names = path.split(".")
-    for depth in range(len(names)):  # a module of the model, such as the one inside a LightningModule
-        _check_uncompiled("attach", model.get_submodule(".".join(names[:depth])))
-    if any(isinstance(block, _StandIn) for block in lists[path]):
-        raise RuntimeError(f"attach: the blocks at {path!r} are inside `running`; attach outside of it")
-    return Routed(model, lists[path], path)
+    lists = find_lists(model, blocks)
+    for one in lists:
+        names = one.path.split(".")
+        for depth in range(len(names)):  # a module of the model, such as the one inside a LightningModule
+            _check_uncompiled("attach", model.get_submodule(".".join(names[:depth])))
+        if any(isinstance(block, _StandIn) for block in one.module):
+            raise RuntimeError(f"attach: the blocks at {one.path!r} are inside `running`; attach outside of it")
+    return Routed(model, lists)
 
 
 @contextmanager
@@ -174,12 +176,13 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     """Let the model run this subnetwork inside the context; the whole model is back on exit."""
     _check(routed, subnetwork)
     routed._called = False
-    partial = subnetwork.size < subnetwork.layers
-    entries = routed.blocks._modules
-    real = {name: block for name, block in entries.items() if block is not None}
+    real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
+    partial = {blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0}
     try:
-        for layer, (name, block) in enumerate(real.items()):
-            entries[name] = _StandIn(routed, block, subnetwork.scales[layer], partial, first=layer == 0)
+        for layer, (blocks, name, block) in enumerate(real):
+            first = layer == 0 or real[layer - 1][0] is not blocks
+            stand_in = _StandIn(routed, blocks, block, layer, subnetwork.scales[layer], first and blocks in partial)
+            blocks.module._modules[name] = stand_in
         yield
         if not routed._called:
             raise RuntimeError(
@@ -195,28 +198,31 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
             ) from None
         raise
     finally:
-        entries.update(real)
-        routed._carried = ()
+        for blocks, name, block in real:
+            blocks.module._modules[name] = block
+            blocks.forget()
 
 
 def _check(routed: Routed, subnetwork: Subnetwork) -> None:
     _check_uncompiled("running", routed.model)
-    try:
-        there = routed.model.get_submodule(routed.path)
-    except AttributeError:
-        there = None
-    if there is not routed.blocks:
-        raise RuntimeError(
-            f"running: the block list at {routed.path!r} was replaced after `attach`, so the model would run without "
-            "the subnetwork. Attach the model again."
-        )
+    for blocks in routed.lists:
+        try:
+            there = routed.model.get_submodule(blocks.path)
+        except AttributeError:
+            there = None
+        if there is not blocks.module:
+            raise RuntimeError(
+                f"running: the block list at {blocks.path!r} was replaced after `attach`, so the model would run "
+                "without the subnetwork. Attach the model again."
+            )
     if any(isinstance(block, _StandIn) for block in routed.blocks):
         raise RuntimeError(f"running: the blocks at {routed.path!r} run a subnetwork already; leave it first")
     if subnetwork.layers != routed.layers:
         raise ValueError(
             f"running: the subnetwork has {subnetwork.layers} layers, and there are {routed.layers} blocks at "
             f"{routed.path!r}. Make the method for shape=Shape(layers={routed.layers}); a method that grows the model "
-            "needs one with method.shape(step).layers blocks, attached again after each growth."
+            "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
+            "block cannot be chosen one by one."
         )
     if subnetwork.heads is not None or subnetwork.parts is not None:
         raise ValueError(
@@ -235,15 +241,26 @@ def _check_uncompiled(function: str, model: nn.Module) -> None:
         raise ValueError(f"{function}: the model is compiled as a whole; compile each of its blocks instead")
 
 
-def _check_caches(routed: Routed, values: Iterable[object]) -> None:
-    """Refuse key-value caches of an earlier call: models read how long they are from a layer that may be bypassed."""
+def _check_caches(blocks: BlockList, values: Iterable[object]) -> None:
+    """Refuse caches of an earlier call: models read how long they are from a layer that may be bypassed."""
     for value in values:
-        length = getattr(value, "get_seq_length", None)
-        if length is not None and any(int(length(layer)) for layer in range(routed.layers)):
+        if any(_filled(value, layer) for layer in range(len(blocks.module))):
             raise ValueError(
-                f"running: the blocks at {routed.path!r} got a filled key-value cache, which bypassed layers do not "
+                f"running: the blocks at {blocks.path!r} got a filled key-value cache, which bypassed layers do not "
                 "keep up with. Use use_cache=False, in `generate` too."
             )
+
+
+def _filled(cache: object, layer: int) -> bool:
+    """Whether a cache of `transformers` holds something of a layer: keys and values, or a recurrent state."""
+    for question in ("get_seq_length", "has_previous_state"):
+        ask = getattr(cache, question, None)
+        try:
+            if ask is not None and bool(ask(layer)):
+                return True
+        except (AttributeError, IndexError, ValueError):
+            continue  # a layer or a cache of the other kind
+    return False
 
 
 def _recorders(block: nn.Module) -> dict[int, Any]:
@@ -284,13 +301,13 @@ def _hidden(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return x
 
 
-def _extras(output: object, x: Tensor) -> int | None:
-    """What a block returned beside the hidden states; refuses what a bypass cannot imitate."""
-    first = output[0] if type(output) is tuple and output else output
+def _check_output(output: Any, x: Tensor) -> None:
+    """Refuse what a bypass cannot imitate."""
+    first = output[0] if type(output) in (tuple, list) and output else output
     if not isinstance(first, Tensor):
         raise ValueError(
-            f"running: a block returned {type(output).__name__}; a tensor, or a tuple that begins with "
-            "the hidden states, is allowed"
+            f"running: a block returned {type(output).__name__}; a tensor, or a tuple or list that begins "
+            "with the hidden states, is allowed"
         )
     # Nested tensors (`nn.TransformerEncoder` with padding makes them) have no shape to compare.
     if first.is_nested != x.is_nested or (not x.is_nested and first.shape != x.shape):
@@ -298,47 +315,18 @@ def _extras(output: object, x: Tensor) -> int | None:
             f"running: a block made {tuple(first.shape)} of {tuple(x.shape)}; only residual blocks, which "
             "keep the shape, are allowed"
         )
-    return len(output) - 1 if type(output) is tuple else None
 
 
-def _probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Run a block once for the structure of what it returns, leaving no trace."""
+def _probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a block returns, from one run that leaves no trace."""
     device = [] if x.device.type == "cpu" else [x.device]
     kind = "cuda" if x.device.type == "cpu" else x.device.type
     buffers = [(buffer, buffer.clone()) for buffer in block.buffers()]
     with torch.no_grad(), torch.random.fork_rng(device, device_type=kind):
         # Compiled blocks run uncompiled here: a graph without gradients would be made for this one run.
         with torch.compiler.set_stance("force_eager"), _unrecorded(block):
-            extras = _extras(block(*args, **kwargs), x)
+            output = block(*args, **kwargs)
+        _check_output(output, x)
         for buffer, before in buffers:
             buffer.copy_(before)
-    return extras
-
-
-def _outermost(lists: Mapping[str, nn.ModuleList]) -> dict[str, nn.ModuleList]:
-    """The lists that are not inside an entry of another one."""
-    return {
-        path: blocks
-        for path, blocks in lists.items()
-        if not any(path != other and path.startswith(f"{other}.") for other in lists)
-    }
-
-
-def _largest(lists: Mapping[str, nn.ModuleList]) -> str:
-    """The path of the one list that is plainly the model's blocks."""
-    sizes = {
-        path: (len(blocks), sum(parameter.numel() for parameter in blocks.parameters()))
-        for path, blocks in lists.items()
-        if len({type(block) for block in blocks}) == 1
-    }
-    for path, (length, numel) in sizes.items():
-        rest = [size for other, size in sizes.items() if other != path]
-        # Twice, so that an encoder and a decoder of equal depth stay a question for the user.
-        if numel > 0 and all(length >= other[0] and numel >= 2 * other[1] for other in rest):
-            return path
-    raise _refusal("no single list of blocks of one type is both the longest and by far the largest", lists)
-
-
-def _refusal(problem: str, lists: Mapping[str, nn.ModuleList]) -> ValueError:
-    found = ", ".join(f"{path!r} ({len(blocks)} entries)" for path, blocks in _outermost(lists).items())
-    return ValueError(f"attach: {problem}; pass blocks= with one of: {found or 'none found in this model'}")
+    return output

@@ -1,0 +1,67 @@
+"""The tables of families.md."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from docs.results.pages.contract import Page, Records, table
+
+WORKS = ("any", "first layer runs")
+RESULTS = {"works": WORKS, "refused": ("refused",), "fails": ("fails", "wrong"), "not tried": ("not tried",)}
+
+
+def _lines(records: Records, result: str) -> list[dict[str, Any]]:
+    return [line for line in records["families"]["families"] if line["result"] in RESULTS[result]]
+
+
+def counts(records: Records) -> str:
+    """How many families of each kind there are."""
+    found = {result: Counter(line["kind"] for line in _lines(records, result)) for result in RESULTS}
+    kinds = sorted({line["kind"] for line in records["families"]["families"]})
+    rows = [[kind, *(str(found[result][kind]) for result in RESULTS)] for kind in kinds]
+    rows.append(["all", *(str(found[result].total()) for result in RESULTS)])
+    return table(["kind of model", *RESULTS], rows)
+
+
+def works(records: Records) -> str:
+    """The families that run, with their lists."""
+    rows = []
+    for line in _lines(records, "works"):
+        notes = ["name the list" if len(line["blocks"]) == 1 else "name the lists"] if line["named"] else []
+        notes += ["the first layer has to run"] if line["result"] == "first layer runs" else []
+        notes += [] if line["scales"] else ["scales of 0 and 1 only"]
+        blocks = ", ".join(f"`{path}`" for path in line["blocks"])
+        rows.append([line["family"], line["kind"], blocks, "; ".join(notes)])
+    return table(["family", "kind", "blocks", "note"], rows)
+
+
+def _plain(reason: str) -> str:
+    """A reason that Markdown shows as it is; one that was cut may have lost a closing mark."""
+    return reason.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def without(result: str) -> Callable[[Records], str]:
+    """The families of which this is the result, each with the reason."""
+
+    def reasons(records: Records) -> str:
+        rows = []
+        for line in _lines(records, result):
+            blocks = ", ".join(f"`{path}`" for path in line.get("blocks", []))
+            reason = line["reason"].removeprefix("running: ").removeprefix("attach: ").split("; pass blocks=")[0]
+            rows.append([line["family"], line["kind"], blocks, _plain(reason)])
+        return table(["family", "kind", "blocks", "reason"], rows)
+
+    return reasons
+
+
+PAGE = Page(
+    name="results/families",
+    records={"families": "benchmarks/results/families.json"},
+    tables={
+        "counts": counts,
+        "works": works,
+        "refused": without("refused"),
+        "fails": without("fails"),
+        "not-tried": without("not tried"),
+    },
+)

@@ -1,0 +1,164 @@
+"""The lists of residual blocks in other people's models: finding them, and what their blocks pass to each other."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+
+Blocks = nn.ModuleList | nn.Sequential
+# What a block was called with: a position or a keyword.
+Key = int | str
+Flags = tuple[object, ...]
+# A place behind the hidden states in what blocks return.
+Place = tuple[Flags, int]
+
+
+@final
+class BlockList:
+    """One list of blocks, and what was learnt of what its blocks return and pass on, by call flags.
+
+    Call flags such as `output_attentions` decide what is returned, so everything is kept for each combination.
+    """
+
+    def __init__(self, path: str, module: Blocks) -> None:
+        self.path, self.module = path, module
+        # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of so many entries.
+        self.returns: dict[Flags, tuple[type[Any], int]] = {}
+        # The argument that passes on what a block returned behind the hidden states.
+        self._passed: dict[Place, Key] = {}
+        # Those of them that a block made, rather than returned as it had been given them.
+        self._made: set[Place] = set()
+        # What the last block made, to notice a model that passes it on.
+        self._last: dict[Place, Any] = {}
+        # The last layer and what it was given, if it ran only to learn what it returns.
+        self._probed: tuple[int, Mapping[Key, Any]] | None = None
+
+    def entries(self) -> dict[str, nn.Module]:
+        """The blocks by their names in the list; a block that stands there twice has two."""
+        return {name: block for name, block in self.module._modules.items() if block is not None}
+
+    def receive(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
+        """Before each block: see what it is given of the one before; returns its arguments."""
+        received = dict(given)
+        for key, value in given.items():
+            for place, extra in self._last.items():
+                if value is extra:
+                    self._passed[place] = key
+                    self._made.add(place)
+                    if self._probed is not None:
+                        received[key] = self._handed(place, *self._probed)
+        self.forget()
+        return received
+
+    def learn(self, flags: Flags, given: Mapping[Key, Any], output: Any) -> None:
+        """After a block: how it returned what."""
+        first, *rest = (output,) if isinstance(output, Tensor) else output
+        self.returns[flags] = (type(output), 1 + len(rest))
+        for index, extra in enumerate(rest):
+            # Equal numbers and strings may be one object without having been passed on.
+            if extra is not None and extra is not first and not isinstance(extra, bool | int | float | str):
+                key = next((key for key, value in given.items() if value is extra), None)
+                if key is None:
+                    self._last[flags, index] = extra
+                else:
+                    self._passed[flags, index] = key
+
+    def bypass(self, layer: int, x: Tensor, flags: Flags, given: Mapping[Key, Any], probed: Any) -> Any:
+        """What a layer returns that does nothing; `probed` is what its block returned in a probe, if there was one."""
+        if probed is not None:
+            self.learn(flags, given, probed)
+            self._probed = layer, given
+        kind, length = self.returns[flags]
+        if issubclass(kind, Tensor):
+            return x
+        places = [(flags, index) for index in range(length - 1)]
+        # What was made in the probe shows, if the next block is given it, that the model passes it on.
+        passed = [
+            self._handed(place, layer, given) if place in self._passed else self._last.get(place) for place in places
+        ]
+        return kind((x, *passed))
+
+    def _handed(self, place: Place, layer: int, given: Mapping[Key, Any]) -> Any:
+        """What a bypassed layer passes on: what it was given."""
+        value = given.get(self._passed[place])
+        if value is None and place in self._made:
+            raise ValueError(
+                f"running: layer {layer + 1} cannot be bypassed, since it makes what the other blocks at {self.path!r} "
+                "receive beside the hidden states (such as a shared position bias). Keep it in every subnetwork: with "
+                f"raptr, name {layer + 1} in the setting fixed."
+            )
+        return value
+
+    def forget(self) -> None:
+        """Let go of the tensors of a forward pass."""
+        self._last, self._probed = {}, None
+
+
+def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None) -> tuple[BlockList, ...]:
+    """The model's one list of blocks, or those that are named or given."""
+    modules = model.named_modules(remove_duplicate=False)
+    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList | nn.Sequential)}
+    if blocks is None:
+        paths = [_largest(_outermost(lists), lists)]
+    else:
+        several = [blocks] if isinstance(blocks, str | nn.ModuleList | nn.Sequential) else blocks
+        paths = [one if isinstance(one, str) else _path(one, lists) for one in several]
+    for place, path in enumerate(paths):
+        if path not in lists or len(lists[path]) == 0:
+            kinds = "nn.ModuleList or nn.Sequential"
+            raise _refusal(f"blocks is {path!r}, which is not a filled {kinds} of the model", lists)
+        if _nested(lists[path]):
+            raise _refusal(f"blocks is {path!r}, whose entries are lists, not blocks", lists)
+        if any(f"{path}.".startswith(f"{other}.") or other.startswith(f"{path}.") for other in paths[:place]):
+            raise _refusal(f"blocks names {path!r} and another list with the same blocks", lists)
+    if not paths:
+        raise _refusal("blocks is an empty list", lists)
+    return tuple(BlockList(path, lists[path]) for path in paths)
+
+
+def _path(blocks: Blocks, lists: Mapping[str, Blocks]) -> str:
+    return next((path for path, module in lists.items() if module is blocks), "(the list given)")
+
+
+def _uniform(blocks: Blocks) -> bool:
+    return len({type(block) for block in blocks}) == 1
+
+
+def _nested(blocks: Blocks) -> bool:
+    return any(isinstance(block, nn.ModuleList | nn.ModuleDict) for block in blocks)
+
+
+def _outermost(lists: Mapping[str, Blocks]) -> dict[str, Blocks]:
+    """The lists that are not inside an entry of another one; a sequence of unlike modules is no list of blocks."""
+    likely = {
+        path: blocks
+        for path, blocks in lists.items()
+        if not _nested(blocks) and (isinstance(blocks, nn.ModuleList) or (len(blocks) > 1 and _uniform(blocks)))
+    }
+    return {
+        path: blocks
+        for path, blocks in likely.items()
+        if not any(path != other and path.startswith(f"{other}." if other else "") for other in likely)
+    }
+
+
+def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> str:
+    """The path of the one list that is plainly the model's blocks."""
+    sizes = {
+        path: (len(blocks), sum(parameter.numel() for parameter in blocks.parameters()))
+        for path, blocks in candidates.items()
+        if _uniform(blocks)
+    }
+    for path, (length, numel) in sizes.items():
+        rest = [size for other, size in sizes.items() if other != path]
+        # Twice, so that an encoder and a decoder of equal depth stay a question for the user.
+        if numel > 0 and all(length >= other[0] and numel >= 2 * other[1] for other in rest):
+            return path
+    raise _refusal("no single list of blocks of one type is both the longest and by far the largest", lists)
+
+
+def _refusal(problem: str, lists: Mapping[str, Blocks]) -> ValueError:
+    found = ", ".join(f"{path!r} ({len(blocks)} entries)" for path, blocks in _outermost(lists).items())
+    return ValueError(
+        f"attach: {problem}; pass blocks= with one of, or a list of several of: {found or 'none found in this model'}"
+    )

@@ -1,0 +1,355 @@
+"""Attached models of many families: tiny ones, as the sweep in benchmarks/families.py builds and compares them."""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from benchmarks import families as sweep
+from raptr.methods import make_method
+from raptr.models.attach import Routed, attach, running
+from raptr.models.blocklists import Blocks
+from raptr.subnetworks import Shape, Subnetwork
+
+CLASSES = {family: name for family, (_, name) in sweep.families().items()}
+# Families whose list is found, with its path.
+FOUND = {
+    "llama": "model.layers",
+    "mistral": "model.layers",
+    "qwen2": "model.layers",
+    "qwen3": "model.layers",
+    "gemma": "model.layers",
+    "gemma3_text": "model.layers",
+    "gpt2": "transformer.h",
+    "gpt_neo": "transformer.h",
+    "gpt_neox": "gpt_neox.layers",
+    "gpt_oss": "model.layers",
+    "openai-gpt": "transformer.h",
+    "opt": "model.decoder.layers",
+    "phi": "model.layers",
+    "falcon": "transformer.h",
+    "bloom": "transformer.h",
+    "mixtral": "model.layers",
+    "deepseek_v3": "model.layers",
+    "mamba": "backbone.layers",
+    "bert": "bert.encoder.layer",
+    "roberta": "roberta.encoder.layer",
+    "deberta": "deberta.encoder.layer",
+    "deberta-v2": "deberta.encoder.layer",
+    "electra": "electra.encoder.layer",
+    "distilbert": "distilbert.transformer.layer",
+    "modernbert": "model.layers",
+    "esm": "esm.encoder.layer",
+    "vit": "vit.layers",
+    "deit": "deit.layers",
+    "dinov2": "dinov2.encoder.layer",
+    "clip": "vision_model.encoder.layers",
+}
+# Encoder-decoders, whose lists are named.
+PAIRS = {
+    "bart": ["model.encoder.layers", "model.decoder.layers"],
+    "pegasus_x": ["model.encoder.layers", "model.decoder.layers"],
+    "whisper": ["model.encoder.layers", "model.decoder.layers"],
+}
+T5 = ["encoder.block", "decoder.block"]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+@pytest.mark.parametrize("family", FOUND)
+def test_a_subnetwork_of_a_family_is_the_smaller_model(family: str) -> None:
+    line = sweep.line(family, CLASSES[family])
+    assert line == {"named": False, "blocks": [FOUND[family]], "scales": True, "result": "any"}
+
+
+@pytest.mark.parametrize("family", PAIRS)
+def test_two_lists_run_as_one(family: str) -> None:
+    line = sweep.line(family, CLASSES[family])
+    assert line == {"named": True, "blocks": PAIRS[family], "scales": True, "result": "any"}
+
+
+@pytest.mark.parametrize(("family", "blocks"), [("t5", T5), ("mt5", T5), ("wavlm", ["wavlm.encoder.layers"])])
+def test_the_layer_that_makes_the_position_bias_has_to_run(family: str, blocks: list[str]) -> None:
+    line = sweep.line(family, CLASSES[family])
+    reason = line.pop("reason")
+    assert line == {"named": len(blocks) > 1, "blocks": blocks, "scales": True, "result": "first layer runs"}
+    assert "layer 1 " in reason
+    assert "fixed" in reason
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("albert", "4 layers.* 1 block.*share"),
+        ("focalnet", r"\(2, .*\) of \(2, "),
+        ("xlm", "blocks=.*'transformer.attentions'"),
+    ],
+)
+def test_families_without_a_list_of_residual_layers_are_refused(family: str, reason: str) -> None:
+    line = sweep.line(family, CLASSES[family])
+    assert line["result"] == "refused"
+    assert re.search(reason, line["reason"])
+
+
+@contextmanager
+def other_layers(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
+    with running(routed, Subnetwork(subnetwork.scales[::-1])):
+        yield
+
+
+@contextmanager
+def nothing(_routed: Routed, _subnetwork: Subnetwork) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("broken", [other_layers, nothing])
+def test_the_sweep_notices_other_layers(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "running", broken)
+    assert sweep.line("bert", CLASSES["bert"])["result"] == "wrong"
+
+
+def test_a_family_that_is_tried_again_replaces_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "families.json"
+    record.write_text(json.dumps({"families": [{"family": "bert"}, {"family": "llama"}]}), encoding="utf-8")
+    monkeypatch.setattr(sweep, "apart", sweep.line)  # in this process
+    monkeypatch.setattr(sweep, "families", lambda: {"llama": ("text", "NoSuchModel"), "opt": ("text", "Unused")})
+    monkeypatch.setattr(sys, "argv", ["families", "llama", "--out", str(record)])
+    sweep.main()
+    bert, llama = json.loads(record.read_text(encoding="utf-8"))["families"]
+    assert bert == {"family": "bert"}
+    assert (llama["result"], llama["kind"]) == ("not tried", "text")
+    assert "NoSuchModel" in llama["reason"]
+
+
+def t5() -> tuple[Any, dict[str, Tensor]]:
+    model: Any
+    model, given = sweep.build("t5", CLASSES["t5"])
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 0
+    return model, {"input_ids": given["input_ids"], "labels": given["decoder_input_ids"]}
+
+
+def idle(routed: Routed) -> list[int]:
+    return [n for n, block in enumerate(routed.blocks) if all(p.grad is None for p in block.parameters())]
+
+
+def test_a_method_trains_both_lists_of_an_encoder_decoder() -> None:
+    model, batch = t5()
+    routed = attach(model, T5)
+    assert routed.layers == 8
+    method = make_method(
+        "raptr", shape=Shape(layers=8), steps=20, schedule="4-6-8", fixed=(1, 4, 5, -1), groups=2, scaling="sqrt"
+    )
+    for step in (0, 1, 9):
+        subnetwork = method.subnetwork(step)
+        model.zero_grad()
+        with running(routed, subnetwork):
+            loss = model(**batch).loss
+        loss.backward()
+        assert idle(routed) == [layer for layer in range(8) if layer not in subnetwork.kept]
+        assert len([layer for layer in subnetwork.kept if layer < 4]) == subnetwork.size // 2
+
+
+def test_each_list_can_have_a_subnetwork_of_its_own() -> None:
+    model, batch = t5()
+    encoder, decoder, both = attach(model, T5[0]), attach(model, T5[1]), attach(model, T5)
+    left, right = Subnetwork((1.0, 0.0, 1.0, 1.0)), Subnetwork((1.0, 1.0, 0.0, 0.0))
+    with running(encoder, left), running(decoder, right):
+        apart = model(**batch).loss
+    with running(both, Subnetwork(left.scales + right.scales)):
+        assert torch.equal(model(**batch).loss, apart)
+    with running(both, Subnetwork.full(8)):
+        with pytest.raises(RuntimeError, match=r"'encoder.block'.*already"), running(encoder, left):
+            pass
+        model(**batch)
+    with (
+        pytest.raises(ValueError, match=r"layer 5 .*'decoder.block'.*fixed"),
+        running(both, Subnetwork(left.scales + (0.0, 1.0, 1.0, 1.0))),
+    ):
+        model(**batch)
+    assert torch.isfinite(model(**batch).loss)
+
+
+def test_a_decoder_whose_encoder_runs_in_part_generates_with_a_cache() -> None:
+    model, batch = t5()
+    model.eval()
+    asked = {"max_new_tokens": 4, "do_sample": False, "input_ids": batch["input_ids"]}
+    both, part = attach(model, T5), (1.0, 0.0, 0.0, 1.0)
+    with running(both, Subnetwork(part + (1.0,) * 4)):
+        assert torch.equal(model.generate(**asked, use_cache=True), model.generate(**asked, use_cache=False))
+    with running(both, Subnetwork((1.0,) * 4 + part)), pytest.raises(ValueError, match=r"'decoder.block'.*use_cache"):
+        model.generate(**asked, use_cache=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba", "qwen3_next", "rwkv"])
+@pytest.mark.parametrize("kept", [(0, 3), (1, 2)])
+def test_an_empty_cache_changes_nothing_and_a_filled_one_is_refused(family: str, kept: tuple[int, ...]) -> None:
+    model, given = sweep.build(family, CLASSES[family])
+    subnetwork = Subnetwork(tuple(float(layer in kept) for layer in range(4)))
+    flags: dict[bool, Any] = {use_cache: {**given, "use_cache": use_cache} for use_cache in (False, True)}
+    with running(attach(model), subnetwork):
+        assert torch.equal(sweep.output_of(model, flags[True]), sweep.output_of(model, flags[False]))
+    if family != "rwkv":  # which passes its state on from block to block, in no cache
+        name = "cache_params" if family == "mamba" else "past_key_values"
+        cache = model.eval()(**flags[True])[name]
+        with running(attach(model), subnetwork), pytest.raises(ValueError, match=r"layers'.*use_cache=False"):
+            model(**flags[True], **{name: cache})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sentence"),
+    [
+        (["encoder.block", "encoder.block"], "'encoder.block'.*same blocks"),
+        (["encoder.block", "encoder.block.0.layer"], "'encoder.block.0.layer'.*same blocks"),
+        (["encoder.block", "nowhere"], r"'nowhere'.*'decoder.block' \(4 entries\)"),
+        ([], r"blocks is an empty list.*'encoder.block'"),
+    ],
+)
+def test_lists_that_cannot_be_one_are_refused(blocks: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        attach(t5()[0], blocks)
+
+
+class ViT(nn.Module):
+    """As `timm` writes it: the blocks are called as a whole."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 16, 4, 4)
+        encoder = [nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(layers)]
+        self.blocks = nn.Sequential(*encoder)
+        self.head = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 5))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x: Tensor = self.blocks(self.patch_embed(image).flatten(2).transpose(1, 2))
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
+def vision_models() -> Iterator[nn.Module]:
+    yield ViT()
+    if importlib.util.find_spec("timm") is not None:
+        timm = importlib.import_module("timm")
+        yield timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=4, num_heads=4)
+
+
+def test_blocks_in_a_sequence_run_as_those_in_a_list() -> None:
+    for model in vision_models():
+        assert attach(model).path == "blocks"
+        line = sweep.check(model, {"image" if isinstance(model, ViT) else "x": torch.randn(2, 3, 32, 32)})
+        assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any"}
+
+
+def test_sequences_of_unlike_modules_are_no_blocks() -> None:
+    inner = ViT()
+    model = nn.Sequential(nn.Linear(3, 3), inner, nn.Sequential(nn.Linear(3, 3)))
+    assert attach(model).path == "1.blocks"
+    assert attach(model, inner.blocks).path == "1.blocks"
+
+
+def test_a_list_of_lists_holds_no_blocks() -> None:
+    stages = nn.ModuleList([nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]), nn.ModuleList([nn.Linear(2, 2)] * 2)])
+    model = nn.ModuleDict({"stages": stages})
+    assert attach(model).path == "stages.0"
+    with pytest.raises(ValueError, match=r"blocks is 'stages'.*lists"):
+        attach(model, "stages")
+
+
+def test_a_model_with_adapters_trains_those_of_the_layers_that_run() -> None:
+    peft = importlib.import_module("peft")
+    model: Any = sweep.make("llama", CLASSES["llama"], {})
+    model = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    )
+    routed = attach(model)
+    assert routed.path == "base_model.model.model.layers"
+    with running(routed, Subnetwork((1.0, 0.0, 0.0, 1.0))):
+        loss = model(input_ids=torch.arange(10).reshape(2, 5), labels=torch.arange(10).reshape(2, 5)).loss
+    loss.backward()
+    assert idle(routed) == [1, 2]
+    assert all(("lora_" in name) == (p.grad is not None) for name, p in routed.blocks[0].named_parameters())
+    line = sweep.check(model, {"input_ids": torch.arange(5, 25).reshape(2, 10)})
+    assert line == {"named": False, "blocks": [routed.path], "scales": True, "result": "any"}
+
+
+class Passing(nn.Module):
+    """A block that adds what it is given beside the hidden states; how it returns that is the test's choice."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.linear, self.returns = nn.Linear(4, 4), returns
+
+    def forward(self, x: Tensor, stream: Tensor | None = None) -> Any:
+        y = x + torch.tanh(self.linear(x)) + (0 if stream is None else stream)
+        if self.returns == "shared" and stream is None:
+            stream = x.detach() + 1
+        elif self.returns == "second stream":
+            assert stream is not None
+            stream = stream * 1.5
+        return [y, stream] if self.returns == "list" else (y, stream)
+
+
+class Chain(nn.Module):
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Passing(returns) for _ in range(4)])
+        self.given = returns != "shared"
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = x / 2 if self.given else None
+        for block in self.blocks:
+            x, stream = block(x, stream)
+        return x
+
+
+@pytest.mark.parametrize("returns", ["unchanged", "second stream", "list"])
+@pytest.mark.parametrize("kept", [(0, 2), (1, 3), (3,)])
+def test_a_bypassed_block_passes_on_what_it_was_given(returns: str, kept: tuple[int, ...]) -> None:
+    model, x = Chain(returns), torch.randn(3, 4)
+    routed, smaller = attach(model), Chain(returns)
+    smaller.blocks = nn.ModuleList([model.blocks[layer] for layer in kept])
+    expected = smaller(x)
+    # The first time the structure is learnt from a probe, where the first layer is bypassed; then it is known.
+    for _ in range(2):
+        with running(routed, Subnetwork(tuple(float(layer in kept) for layer in range(4)))):
+            assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("before", [(), (0, 1)])
+def test_a_block_that_makes_what_others_receive_is_not_bypassed(before: tuple[int, ...]) -> None:
+    model, x = Chain("shared"), torch.randn(3, 4)
+    routed, smaller = attach(model), Chain("shared")
+    if before:
+        smaller.blocks = nn.ModuleList([model.blocks[layer] for layer in before])
+        with running(routed, Subnetwork((1.0, 1.0, 0.0, 0.0))):
+            assert torch.equal(model(x), smaller(x))
+    with (
+        pytest.raises(ValueError, match=r"layer 1 .*'blocks'.*fixed"),
+        running(routed, Subnetwork((0.0, 0.0, 0.0, 1.0))),
+    ):
+        model(x)
+
+
+def test_a_block_that_stands_twice_in_the_list_has_two_layers() -> None:
+    block = nn.Linear(4, 4)
+    model = nn.Sequential(block, nn.Linear(4, 4), block)
+    x, routed = torch.randn(2, 4), attach(model)
+    assert routed.layers == 3
+    with running(routed, Subnetwork((1.0, 0.0, 1.0))):
+        assert torch.equal(model(x), block(block(x)))
+    assert model[2] is block
+
+
+def test_lists_can_be_given_as_modules() -> None:
+    model: Any = hf.BartModel(hf.BartConfig(vocab_size=40, d_model=16, encoder_layers=2, decoder_layers=3))
+    lists: list[Blocks] = [model.encoder.layers, model.decoder.layers]
+    routed = attach(model, lists)
+    assert routed.path == "encoder.layers, decoder.layers"
+    assert routed.blocks == [*model.encoder.layers, *model.decoder.layers]
