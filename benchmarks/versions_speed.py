@@ -1,9 +1,9 @@
 """The speed of two versions of raptr, interleaved in one run: does a change cost anything?
 
-    python benchmarks/versions_speed.py --old TREE --new TREE --data FOLDER [--case base:256x128] [--out FILE]
+    python benchmarks/versions_speed.py --old TREE --new TREE --data FOLDER [--case bert/base:256x128] [--out FILE]
 
 TREE is a checkout (`git worktree add TREE COMMIT`), FOLDER made by `raptr prepare`. Each version runs in a process of
-its own, with its own training step (benchmarks/bert_speed.py of that tree): full training, and RaPTr's first stage. The
+its own, with its own training step (benchmarks/step_speed.py of that tree): full training, and RaPTr's first stage. The
 processes take turns in blocks of a few steps, in shuffled order, so that what the device does over time hits both
 alike. Written: milliseconds of every block, the median ratio of speeds (new over old, above 1 is faster), and the
 graphs that were compiled while the blocks were timed, which should be none.
@@ -23,8 +23,10 @@ import importlib.util, json, sys
 from pathlib import Path
 tree, case, data = sys.argv[1:]
 sys.path[:0] = [tree, tree + "/src"]
-spec = importlib.util.spec_from_file_location("bert_speed", tree + "/benchmarks/bert_speed.py")
-speed = sys.modules["bert_speed"] = importlib.util.module_from_spec(spec)
+name = next(name for name in ("step_speed", "bert_speed") if Path(tree, "benchmarks", name + ".py").exists())
+case = case if name == "step_speed" else case.split("/")[-1]  # an earlier version knows one family
+spec = importlib.util.spec_from_file_location(name, tree + "/benchmarks/" + name + ".py")
+speed = sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(speed)
 from torch._dynamo.utils import counters
 import raptr
@@ -50,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("old", "new", "data"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--case", default="base:256x128")
+    parser.add_argument("--case", default="bert/base:256x128")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10, help="steps of a block")
     parser.add_argument("--out", type=Path, default=Path("versions_speed.json"))

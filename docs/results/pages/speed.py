@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.bert_speed import paired, speed_up
+from benchmarks.step_speed import paired, speed_up
 from docs.results.pages.contract import Page, Records, fixed, table
 
 NAMES = {

@@ -1,7 +1,10 @@
 """What a training step costs on one GPU: the full model, k of L layers, static k-layer models, and other people's.
 
-    python benchmarks/bert_speed.py --data FOLDER [--case base:256x128 ...]     (a folder made by `raptr prepare`)
-    python benchmarks/bert_speed.py --data FOLDER --case base:256x128 --peers-only --out peers.json
+    python -m benchmarks.step_speed --data FOLDER [--case bert/base:256x128 ...]     (a folder made by `raptr prepare`)
+    python -m benchmarks.step_speed --data FOLDER --case bert/base:256x128 --peers-only --out peers.json
+    python -m benchmarks.step_speed --data FOLDER --case decoder/100m:64x512 --out decoder_speed.json
+
+FOLDER is prepared for the family's objective (`--objective causal` for a decoder).
 
 A step is the whole of it: batch(step) from real text, upload, forward, backward, clipping, the check for bad
 numbers, AdamW, and a record every ten steps. All ways are timed in blocks of one run, each in an order of its own, by
@@ -9,9 +12,10 @@ the device's clock; a number is the median of its blocks, the spread half the di
 Beside them: a 8192x8192 matrix product in bfloat16 (the ceiling that shares are given of), peak memory, recompiled
 graphs and synchronising calls while it runs, and where the full step's time goes.
 
-The peers are Hugging Face's `BertForMaskedLM` of the same dimensions on the same batches: bfloat16 autocast, SDPA,
-fused AdamW, clipping; no check for bad numbers and no records. The stock model runs its head on all positions; `masked
-positions` gathers the masked ones first, as ours does. Each way's share of the products' rate counts its own FLOPs.
+The peers are Hugging Face's `BertForMaskedLM` or `LlamaForCausalLM` of the same dimensions on the same batches:
+bfloat16 autocast, SDPA, fused AdamW, clipping; no check for bad numbers and no records. The stock model runs its head
+on all positions; `masked positions` gathers the masked ones first, as ours does (a decoder has targets everywhere, so
+there only `all positions` is timed). Each way's share of the products' rate counts its own FLOPs.
 `--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
 that much runs on the CPU, as a trial.
 """
@@ -33,17 +37,19 @@ from random import Random
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.stock import HEADS, PEERS, Stock, peer_loss
 from raptr.data import open_store
 from raptr.data.batch import Batch
 from raptr.data.source import TrainData
 from raptr.models.bert import model as bert
-from raptr.models.bert.config import SIZES, BertConfig
-from raptr.objectives.mlm import MaskedLM
+from raptr.models.contract import ModelConfig
+from raptr.models.decoder import model as decoder
+from raptr.models.registry import FAMILIES
+from raptr.objectives.registry import OBJECTIVES
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.train.config import Config
 from raptr.train.flops import flops
@@ -52,7 +58,7 @@ from raptr.train.run import RunFolder, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FOREVER = 10**6  # steps that the runs are planned for; a few are made
-CASES = ("base:256x128", "large:128x128", "large:32x512", "mini:256x128")
+CASES = ("bert/base:256x128", "bert/large:128x128", "bert/large:32x512", "bert/mini:256x128")
 KINDS = {
     "matrix products": r"nvjet|gemm|cutlass|splitK",
     "attention": r"attention|sdpa|flash",
@@ -66,17 +72,26 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model's size and the sequences and tokens of a step."""
+    """A model's family and size, and the sequences and tokens of a step."""
 
+    family: str
     size: str
     batch: int
     length: int
 
     @classmethod
     def parse(cls, text: str) -> "Case":
-        """Read `base:256x128`."""
-        size, batch, length = re.fullmatch(r"(\w+):(\d+)x(\d+)", text).groups()  # type: ignore[union-attr]
-        return cls(size, int(batch), int(length))
+        """Read `bert/base:256x128`."""
+        found = re.fullmatch(r"(\w+)/([\w.]+):(\d+)x(\d+)", text)
+        if found is None:
+            raise ValueError(f"case is {text!r}; FAMILY/SIZE:BATCHxLENGTH is allowed, such as bert/base:256x128")
+        family, size, batch, length = found.groups()
+        return cls(family, size, int(batch), int(length))
+
+    @property
+    def config(self) -> ModelConfig:
+        """The named dimensions."""
+        return FAMILIES[self.family].sizes[self.size]
 
     @property
     def tokens(self) -> int:
@@ -99,7 +114,7 @@ class Bench:
         scaling = {"scaling": "sqrt"} if method == "raptr" else {}
         config = Config.read(
             {
-                "model": {"size": self.case.size, "layers": layers},
+                "model": {"family": self.case.family, "size": self.case.size, "layers": layers},
                 "method": {"name": method, **scaling},
                 "data": {"length": self.case.length},
                 "optimizer": {"warmup": 1000, "peak": 1e-4, "idle": idle},
@@ -129,8 +144,8 @@ class Bench:
         self.flops[name] = flops(trainer.dimensions, _first(size, trainer.dimensions.layers), **cost).total
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
-        """Add a plain training loop around a loss whose head runs on the masked positions or on all."""
-        objective, steps = MaskedLM(self.store.vocabulary), count()
+        """Add a plain training loop around a loss whose head runs on the targets or on all positions."""
+        objective, steps = OBJECTIVES[FAMILIES[self.case.family].objectives[0]](self.store.vocabulary), count()
         data = TrainData(self.store, objective.window(self.case.length), self.case.batch, 0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -148,9 +163,9 @@ class Bench:
         cost = {"sequences": self.case.batch, "length": self.case.length, "targets": positions}
         self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
 
-    def dimensions(self) -> BertConfig:
+    def dimensions(self) -> ModelConfig:
         """The model's, with the vocabulary of the data."""
-        return replace(SIZES[self.case.size], vocabulary=self.store.vocabulary.size, positions=self.case.length)
+        return replace(self.case.config, vocabulary=self.store.vocabulary.size, positions=self.case.length)
 
 
 def quick_weights(model: torch.nn.Module, seed: int, **_settings: object) -> None:
@@ -218,66 +233,16 @@ def _collect() -> None:
     torch.cuda.empty_cache()
 
 
-def all_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
-    """The stock loss of `BertForMaskedLM`: the head on every position, labels -100 where nothing was masked."""
-    return F.cross_entropy(model.cls(hidden_BSD).flatten(0, 1), batch.labels_BS().flatten())
-
-
-def masked_positions(model: Any, hidden_BSD: Tensor, batch: Batch) -> Tensor:
-    """The same loss with the head on the masked positions only."""
-    sequences, length, _ = hidden_BSD.shape
-    first_B1 = torch.arange(0, sequences * length, length, device=hidden_BSD.device).unsqueeze(1)
-    assert batch.positions_BM is not None
-    hidden_ND = hidden_BSD.flatten(0, 1).index_select(0, (first_B1 + batch.positions_BM).flatten())
-    return F.cross_entropy(model.cls(hidden_ND), batch.labels_BM.flatten())
-
-
-HEADS = {"all positions": all_positions, "masked positions": masked_positions}
-COMPILED = ("eager", "compiled", "compiled by block")
-PEERS = tuple(f"Hugging Face, {head}, {how}" for head in HEADS for how in COMPILED)
-
-
-def hugging_face(config: BertConfig) -> Any:
-    """A `BertForMaskedLM` of these dimensions, without dropout."""
-    from transformers import BertConfig as StockConfig
-    from transformers import BertForMaskedLM
-
-    stock = StockConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.mlp,
-        max_position_embeddings=config.positions,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = BertForMaskedLM(stock).train()
-    assert model.config._attn_implementation == "sdpa"
-    return model
-
-
-def peer_loss(model: Any, head: Callable[..., Tensor], how: str) -> Callable[[Batch], Tensor]:
-    """The loss of a batch: as it is, compiled as one, or with embeddings, each layer and the head compiled apart."""
-    if how == "compiled by block":
-        for module in (model.bert.embeddings, *model.bert.encoder.layer):
-            module.compile(dynamic=False)
-        head = torch.compile(head, dynamic=False)
-
-    def loss(batch: Batch) -> Tensor:
-        return head(model, model.bert(input_ids=batch.tokens_BS).last_hidden_state, batch)
-
-    return torch.compile(loss, dynamic=False) if how == "compiled" else loss
-
-
 def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
     """Add Hugging Face's model in each of the named ways."""
     # Were layers ever compiled one by one, the default limit of 8 would leave the rest of them eager.
     torch._dynamo.config.recompile_limit = 64
     for name in names:
         _, head, how = name.split(", ")
-        model = hugging_face(bench.dimensions()).to(bench.device)
-        bench.peer(name, model, peer_loss(model, HEADS[head], how), masked=head == "masked positions")
+        if head == "masked positions" and bench.case.family == "decoder":
+            continue  # every position is a target
+        stock = Stock(bench.dimensions()).to(bench.device)
+        bench.peer(name, stock.model, peer_loss(stock, HEADS[head], how), masked=head == "masked positions")
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float]:
@@ -298,7 +263,7 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
 def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
     """All ways of one case."""
     bench = Bench(case, data)
-    sizes = [stage.size for stage in Schedule.recommended(SIZES[case.size].layers, FOREVER).stages]
+    sizes = [stage.size for stage in Schedule.recommended(case.config.layers, FOREVER).stages]
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
     raptr = bench.trainer("raptr", "gather")
     skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
@@ -324,7 +289,7 @@ def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str
 def measure_peers(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
     """Our full model and the peers."""
     bench = Bench(case, data)
-    layers = SIZES[case.size].layers
+    layers = case.config.layers
     bench.way(f"static {layers}", bench.trainer("full", "auto"), 0)
     add_peers(bench, peers)
     return interleaved(bench, blocks, steps)
@@ -347,7 +312,7 @@ def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
             times[name].append(milliseconds(bench.ways[name], steps))
     case = bench.case
     return {
-        "case": f"{case.size}:{case.batch}x{case.length}",
+        "case": f"{case.family}/{case.size}:{case.batch}x{case.length}",
         "tokens": case.tokens,
         "flops": bench.flops,
         "milliseconds": {name: times[name] for name in bench.ways},
@@ -432,21 +397,22 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--case", action="append", help="SIZE:BATCHxLENGTH; repeatable")
+    parser.add_argument("--case", action="append", help="FAMILY/SIZE:BATCHxLENGTH; repeatable")
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-only", action="store_true", help="only the full model and the peers")
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this peer; repeatable")
     parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "bert_speed.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_speed.json")
     parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
     given = parser.parse_args(arguments)
     if given.show:
         there = json.loads(given.out.read_text())
         print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
         return
-    bert.initialise = quick_weights  # type: ignore[attr-defined]
+    for module in (bert, decoder):
+        module.initialise = quick_weights  # type: ignore[attr-defined]
     rate, cases, peers = matrix_rate(), [], tuple(given.peer or PEERS)
     print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
     for number, text in enumerate(given.case or CASES):

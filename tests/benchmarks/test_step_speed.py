@@ -9,11 +9,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import bert_speed
+from benchmarks import step_speed, stock
 from raptr.data import TokenStore, TrainData
 from raptr.data.batch import Batch
+from raptr.data.prepare import Document, prepare
 from raptr.models.bert import model as bert
 from raptr.models.bert.config import SIZES, BertConfig
+from raptr.models.decoder import model as decoder
+from raptr.models.decoder.config import DecoderConfig
+from raptr.models.registry import FAMILIES
+from raptr.objectives.causal import CausalLM
 from raptr.objectives.mlm import MaskedLM
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
@@ -26,10 +31,10 @@ TINY = BertConfig(layers=2, width=32, heads=2, head_size=16, mlp=64, vocabulary=
 def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark, with its compiler replaced by one that only traces: speed is not the matter here."""
     monkeypatch.setitem(SIZES, "tiny", TINY)
-    monkeypatch.setattr(bert, "initialise", bert_speed.quick_weights)  # as main() does, which would leave it so
+    monkeypatch.setattr(bert, "initialise", step_speed.quick_weights)  # as main() does, which would leave it so
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, **rest: compiler(fn, **{**rest, "backend": "eager"}))
-    return bert_speed
+    return step_speed
 
 
 def first_batch(store: TokenStore) -> Batch:
@@ -39,14 +44,14 @@ def first_batch(store: TokenStore) -> Batch:
 def losses(speed: ModuleType, store: TokenStore, how: str) -> dict[str, float]:
     """Of every head, and of the stock model itself."""
     batch = first_batch(store)
-    model = speed.hugging_face(TINY)
-    stock = model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss.item()
-    return {"stock": stock} | {
-        name: speed.peer_loss(model, head, how)(batch).item() for name, head in speed.HEADS.items()
+    model = stock.Stock(TINY)
+    plain = model.model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss.item()
+    return {"stock": plain} | {
+        name: stock.peer_loss(model, head, how)(batch).item() for name, head in stock.HEADS.items()
     }
 
 
-@pytest.mark.parametrize("how", bert_speed.COMPILED)
+@pytest.mark.parametrize("how", stock.COMPILED)
 def test_the_masked_head_has_the_stock_loss(speed: ModuleType, store: TokenStore, how: str) -> None:
     found = losses(speed, store, how)
     assert found["all positions"] == pytest.approx(found["stock"], rel=1e-6)
@@ -55,18 +60,18 @@ def test_the_masked_head_has_the_stock_loss(speed: ModuleType, store: TokenStore
 
 def test_the_masked_head_has_the_stock_gradient(speed: ModuleType, store: TokenStore) -> None:
     batch, gradients = first_batch(store), []
-    model = speed.hugging_face(TINY)
-    for head in speed.HEADS.values():
+    model = stock.Stock(TINY)
+    for head in stock.HEADS.values():
         model.zero_grad()
-        speed.peer_loss(model, head, "eager")(batch).backward()
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
+        torch.autograd.backward(stock.peer_loss(model, head, "eager")(batch))
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(gradient is not None for gradient in gradients[0].values())
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-5)
 
 
 def test_peers_are_timed_beside_our_full_model(speed: ModuleType, store: TokenStore, tmp_path: Path) -> None:
     out = tmp_path / "peers.json"
-    arguments = ["--data", str(store.path), "--case", "tiny:4x32", "--blocks", "2", "--steps", "1", "--peers-only"]
+    arguments = ["--data", str(store.path), "--case", "bert/tiny:4x32", "--blocks", "2", "--steps", "1", "--peers-only"]
     speed.main([*arguments, "--out", str(out)])
     result: dict[str, Any] = json.loads(out.read_text())
     case = result["cases"][0]
@@ -80,11 +85,27 @@ def test_peers_are_timed_beside_our_full_model(speed: ModuleType, store: TokenSt
     speed.main(["--show", "--out", str(out)])
 
 
-@pytest.mark.parametrize("head", bert_speed.HEADS)
+def test_a_decoder_is_timed_beside_the_stock_llama(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = DecoderConfig(layers=2, width=32, heads=4, head_size=8, mlp=64, kv_heads=2)
+    monkeypatch.setitem(FAMILIES["decoder"].sizes, "tiny", tiny)
+    monkeypatch.setattr(decoder, "initialise", step_speed.quick_weights)
+    documents = [Document(f"{i}", f"a text with the number {i} and {i * i}. " * 9) for i in range(40)]
+    data = prepare(tmp_path / "data", lambda: documents, 300, specials=CausalLM.specials).path
+    out = tmp_path / "peers.json"
+    arguments = ["--data", str(data), "--case", "decoder/tiny:4x16", "--blocks", "1", "--steps", "1", "--peers-only"]
+    speed.main([*arguments, "--out", str(out)])
+    case = json.loads(out.read_text())["cases"][0]
+    assert list(case["milliseconds"]) == ["static 2", *(name for name in speed.PEERS if "all positions" in name)]
+    assert len(set(case["flops"].values())) == 1
+
+
+@pytest.mark.parametrize("head", stock.HEADS)
 def test_flops_are_those_of_the_peer(
     speed: ModuleType, store: TokenStore, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = speed.Bench(speed.Case("tiny", 4, 32), store.path)
+    bench = speed.Bench(speed.Case("bert", "tiny", 4, 32), store.path)
     name = f"Hugging Face, {head}, eager"
     speed.add_peers(bench, (name,))
 
@@ -107,13 +128,13 @@ def test_a_share_counts_the_ways_own_flops() -> None:
         "milliseconds": {"static 2": [10.0], "Hugging Face, all positions, eager": [10.0]},
         "recompiled graphs": 0,
     }
-    rows = [line for line in bert_speed.tables(result, 1e15).splitlines() if line.startswith(("| static", "| Hugging"))]
+    rows = [line for line in step_speed.tables(result, 1e15).splitlines() if line.startswith(("| static", "| Hugging"))]
     assert [row.split("|")[5].strip() for row in rows] == ["0.100", "0.200"]
 
 
 @pytest.mark.parametrize("name", ["bert_speed.json", "bert_speed_large.json"])
 def test_committed_results_name_the_flops_of_every_way(name: str) -> None:
-    result = json.loads((Path(bert_speed.__file__).parent / "results" / name).read_text())
+    result = json.loads((Path(step_speed.__file__).parent / "results" / name).read_text())
     for case in result["cases"]:
         assert case["flops"].keys() == case["milliseconds"].keys()
-        assert bert_speed.tables(case, result["matrix product, FLOP/s"])
+        assert step_speed.tables(case, result["matrix product, FLOP/s"])
