@@ -118,19 +118,20 @@ def _figure(name: str) -> Callable[[Records], Any]:
 
 RAPTR = "[raptr](raptr.md) 6-8-10-12"
 STACKING = "[stacking](stacking.md) 6-8-10-12"
+GROWN = "[progressive-stacking](progressive-stacking.md) 3-6-12"
 PROGRESSIVE = "progressive stacking, 33-33-33%"  # as the record calls it
 DROPPED = f"{RAPTR}, unscaled = dropping:raptr, none"
 CARDS = {
     "full": ["`full` = compare:full", "reduced = compare:full (reduced)", "`full` = long:full"]
     + ["reduced = long:full (reduced)"],
     "raptr": ["`raptr` 6-8-10-12, the default = long:raptr, none", "`scaling=sqrt`, the paper's = long:raptr, sqrt"]
-    + ["[progressive-stacking](progressive-stacking.md) 3-6-12 = long:" + PROGRESSIVE]
+    + [f"{GROWN} = long:{PROGRESSIVE}"]
     + [f"{STACKING} = long:stacking", "`raptr` 6-8-10-12, the default = compare:raptr, scaling none"]
     + ["`scaling=sqrt`, the paper's = compare:raptr", "`scaling=linear` = compare:raptr, scaling linear"]
     + ["`scaling=sqrt`, `optimizer.idle=zero` = compare:raptr, idle zero"]
     + ["3-6-12, `scaling=sqrt` = compare:raptr, 3-6-12", f"{STACKING} = compare:stacking"],
     "stacking": ["`stacking` 6-8-10-12 = long:stacking"]
-    + [f"[progressive-stacking](progressive-stacking.md) 3-6-12 = long:{PROGRESSIVE}", f"{RAPTR}, unscaled = long:raptr, none"]
+    + [f"{GROWN} = long:{PROGRESSIVE}", f"{RAPTR}, unscaled = long:raptr, none"]
     + ["`stacking` 6-8-10-12 = compare:stacking", f"{RAPTR}, unscaled = compare:raptr, scaling none"],
     "progressive-stacking": [f"`progressive-stacking` 3-6-12 = long:{PROGRESSIVE}", f"{STACKING} = long:stacking"]
     + [f"{RAPTR}, unscaled = long:raptr, none", "`progressive-stacking` 3-6-12 = compare:progressive-stacking"]
