@@ -99,7 +99,7 @@ def measured(*labels: str) -> Callable[[Records], str]:
 
 
 def _record(records: Records, name: str) -> Mapping[str, Any]:
-    return joined(records) if name == "long" else records[name]  # type: ignore[no-any-return]
+    return joined(records) if name == "long" else records[name]
 
 
 def _at(outcomes: list[Outcome], label: str, peak: float) -> list[Outcome]:
