@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
+from docs.results.pages import comparison
 from raptr.cli import main
 from raptr.comparison import read_comparison
 from raptr.comparison.record import read_rows
@@ -48,9 +50,19 @@ def test_the_plan_is_what_the_command_prints(
 def test_the_comparison_is_one() -> None:
     shown = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert shown is not None
-    comparison = read_comparison(yaml.safe_load(shown[1]))
-    assert [entry.label for entry in comparison.entries] == ["full", "full (reduced)", "raptr", "raptr, zeros", "pld"]
-    assert comparison.count == 3 * (3 + 3 + 3 + 1 + 3)
+    asked = read_comparison(yaml.safe_load(shown[1]))
+    assert [entry.label for entry in asked.entries] == ["full", "full (reduced)", "raptr", "raptr, zeros", "pld"]
+    assert asked.count == 3 * (3 + 3 + 3 + 1 + 3)
+
+
+def test_the_closed_form_on_the_card_of_full_is_what_torch_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    card = (ROOT / "docs" / "methods" / "full.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    assert shown is not None
+    exec(compile(textwrap.dedent(shown[1]), "full.md", "exec"), {})
+    counted, promised = capsys.readouterr().out.split()
+    assert counted == promised
+    assert f"{int(counted):,} FLOPs" in card
 
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md")) + sorted(ROOT.glob("*.md"))
@@ -69,10 +81,29 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_quotes_the_long_runs() -> None:
-    record = json.loads((ROOT / "docs" / "results" / "long.json").read_text(encoding="utf-8"))
-    for row in finals(read_rows(record)):
+    records = {name: json.loads((ROOT / path).read_text(encoding="utf-8")) for name, path in comparison.LONG.items()}
+    rows = finals(read_rows(comparison.joined(records)))
+    assert comparison.PROGRESSIVE in [row.label for row in rows]
+    for row in rows:
         for difference in (row.to_reduced, row.to_full) if "full" not in row.label else ():
             assert difference is not None
             assert difference.interval is not None
             side = "better" if difference.mean < 0 else "worse"
             assert f"{abs(difference.mean):.3f} ± {difference.interval:.3f} {side}" in README
+
+
+def test_the_command_for_progressive_stacking_spends_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.search(r"^raptr pretrain .*--method progressive-stacking.*$", README, flags=re.MULTILINE)
+    assert shown is not None
+    spent = []
+    for command in (shown[0], "raptr pretrain bert-mini --data data/mine --method full"):
+        monkeypatch.setattr(sys, "argv", [*command.replace("data/mine", "builtin").split(), "--dry-run"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        total = re.search(r"([\d.e+]+) in all", capsys.readouterr().out)
+        assert total is not None
+        spent.append(float(total[1]))
+    assert spent[0] / spent[1] == pytest.approx(0.758, abs=0.003)

@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages import boolean, comparison, evidence, families, linear, polynomial, speed, stability
+from docs.results.pages import boolean, comparison, corpus, evidence, families, linear, polynomial, speed, stability
 from docs.results.pages.contract import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +24,7 @@ RESULTS = DOCS / "results"
 PAGES: tuple[Page, ...] = (
     boolean.PAGE,
     *comparison.PAGES,
+    corpus.PAGE,
     evidence.PAGE,
     families.PAGE,
     linear.PAGE,

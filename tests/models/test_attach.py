@@ -493,6 +493,7 @@ def test_a_context_that_ran_another_model_is_refused() -> None:
 
 
 def test_data_parallel_on_several_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # where there is a GPU, the model would go there
     model = Plain()
     routed = attach(model)
     with running(routed, keep(0, 2)):

@@ -1,6 +1,6 @@
 """The tables and figures of long.md, compare.md and choices.md, all made of comparisons' records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from docs.results.pages.contract import Page, Records, table
@@ -9,7 +9,9 @@ from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.results import picture
 from raptr.comparison.table import Mean, difference, finals, markdown, mean
 
-SHORT, LONG = {"compare": "docs/results/compare.json"}, {"long": "docs/results/long.json"}
+SHORT = {"compare": "docs/results/compare.json", "dropping": "docs/results/evidence/short-dropping.json"}
+LONG = {"long": "docs/results/long.json", "progressive": "docs/results/evidence/progressive-12x256.json"}
+TOKENS_PER_WEIGHT = {"compare": "3.5", "dropping": "3.5", "long": "20"}
 SQRT, CHOICES = (
     "raptr",
     {  # what is compared with the first of each group
@@ -24,14 +26,23 @@ SQRT, CHOICES = (
 )
 
 
+def joined(records: Records) -> Mapping[str, Any]:
+    """The long runs with those of progressive stacking: on the same text, under the same terms."""
+    long, later = records["long"], records["progressive"]
+    assert (later["data"]["fingerprint"], later["full_flops"]) == (long["data"]["fingerprint"], long["full_flops"])
+    added = {label: config for label, config in later["configs"].items() if label not in long["configs"]}
+    runs = [run for run in later["runs"] if run["label"] in added]
+    return {**long, "configs": long["configs"] | added, "runs": long["runs"] + runs}
+
+
 def best(name: str) -> Callable[[Records], str]:
     """Each entry of a comparison at its best learning rate."""
-    return lambda records: markdown(finals(read_rows(records[name]))).rstrip()
+    return lambda records: markdown(finals(read_rows(_record(records, name)))).rstrip()
 
 
 def every(name: str) -> Callable[[Records], str]:
     """Every entry of a comparison at every learning rate."""
-    return lambda records: markdown(read_rows(records[name])).rstrip()
+    return lambda records: markdown(read_rows(_record(records, name))).rstrip()
 
 
 def choices(records: Records) -> str:
@@ -79,13 +90,16 @@ def measured(*labels: str) -> Callable[[Records], str]:
         for entry in labels:
             shown, _, place = entry.rpartition(" = ")
             name, label = place.split(":")
-            found = {row.label: row for row in finals(read_rows(records[name]))}[label]
-            tokens = {"compare": "3.5", "long": "20"}[name]
+            found = {row.label: row for row in finals(read_rows(_record(records, name)))}[label]
             cells = [_shown(value, 3, sign=True) if value else "–" for value in (found.to_full, found.to_reduced)]
-            rows.append([shown, tokens, f"{found.peak:g}", _shown(found.loss, 3), *cells])
+            rows.append([shown, TOKENS_PER_WEIGHT[name], f"{found.peak:g}", _shown(found.loss, 3), *cells])
         return table(["", "tokens per weight", "peak", "held-out loss", "to full", "to full, reduced"], rows)
 
     return made
+
+
+def _record(records: Records, name: str) -> Mapping[str, Any]:
+    return joined(records) if name == "long" else records[name]
 
 
 def _at(outcomes: list[Outcome], label: str, peak: float) -> list[Outcome]:
@@ -99,23 +113,29 @@ def _shown(value: Mean | None, digits: int = 4, *, sign: bool = False) -> str:
 
 
 def _figure(name: str) -> Callable[[Records], Any]:
-    return lambda records: picture(records[name])
+    return lambda records: picture(_record(records, name))
 
 
 RAPTR = "[raptr](raptr.md) 6-8-10-12"
 STACKING = "[stacking](stacking.md) 6-8-10-12"
+GROWN = "[progressive-stacking](progressive-stacking.md) 3-6-12"
+PROGRESSIVE = "progressive stacking, 33-33-33%"  # as the record calls it
+DROPPED = f"{RAPTR}, unscaled = dropping:raptr, none"
 CARDS = {
     "full": ["`full` = compare:full", "reduced = compare:full (reduced)", "`full` = long:full"]
     + ["reduced = long:full (reduced)"],
     "raptr": ["`raptr` 6-8-10-12, the default = long:raptr, none", "`scaling=sqrt`, the paper's = long:raptr, sqrt"]
+    + [f"{GROWN} = long:{PROGRESSIVE}"]
     + [f"{STACKING} = long:stacking", "`raptr` 6-8-10-12, the default = compare:raptr, scaling none"]
     + ["`scaling=sqrt`, the paper's = compare:raptr", "`scaling=linear` = compare:raptr, scaling linear"]
     + ["`scaling=sqrt`, `optimizer.idle=zero` = compare:raptr, idle zero"]
     + ["3-6-12, `scaling=sqrt` = compare:raptr, 3-6-12", f"{STACKING} = compare:stacking"],
-    "stacking": ["`stacking` 6-8-10-12 = long:stacking", f"{RAPTR}, unscaled = long:raptr, none"]
+    "stacking": ["`stacking` 6-8-10-12 = long:stacking"]
+    + [f"{GROWN} = long:{PROGRESSIVE}", f"{RAPTR}, unscaled = long:raptr, none"]
     + ["`stacking` 6-8-10-12 = compare:stacking", f"{RAPTR}, unscaled = compare:raptr, scaling none"],
-    "progressive-stacking": ["`progressive-stacking` 3-6-12 = compare:progressive-stacking"]
-    + ["[raptr](raptr.md) 3-6-12 = compare:raptr, 3-6-12"],
+    "progressive-stacking": [f"`progressive-stacking` 3-6-12 = long:{PROGRESSIVE}", f"{STACKING} = long:stacking"]
+    + [f"{RAPTR}, unscaled = long:raptr, none", "`progressive-stacking` 3-6-12 = compare:progressive-stacking"]
+    + ["[raptr](raptr.md) 3-6-12, `scaling=sqrt` = compare:raptr, 3-6-12"],
     "lemon": ["`lemon` 6-8-10-12, `init=copy` = compare:lemon, copy", "`init=zero` = compare:lemon, zero"]
     + [f"{STACKING} = compare:stacking"],
     "msg": ["`msg` 6-8-10-12 = compare:msg", f"{STACKING} = compare:stacking"],
@@ -123,6 +143,9 @@ CARDS = {
     + ["[lemon](lemon.md) 6-8-10-12, `init=copy` = compare:lemon, copy"],
     "pld": ["`pld`, θ̄ = 0.5 = compare:pld", "`average=0.75` = compare:pld, matched"]
     + [f"{RAPTR}, unscaled = compare:raptr, scaling none"],
+    "stochastic-depth": ["`stochastic-depth`, keep 0.5 = dropping:stochastic-depth", DROPPED],
+    "layerdrop": ["`layerdrop`, keep 0.8 = dropping:layerdrop", DROPPED],
+    "layer-dropout": ["`layer-dropout`, drop 0.5 = dropping:layer-dropout", DROPPED],
 }
 
 PAGES = (
@@ -131,7 +154,7 @@ PAGES = (
     Page(
         "results/compare",
         SHORT,
-        {"best": best("compare"), "every": every("compare")},
+        {"best": best("compare"), "every": every("compare"), "dropping": best("dropping")},
         {"compare.png": _figure("compare")},
     ),
     Page("results/choices", SHORT | LONG, {"choices": choices, "scaling": scaling, "peaks": peaks}),

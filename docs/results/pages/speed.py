@@ -76,12 +76,30 @@ def speed_ups(records: Records) -> str:
     return table(["model, batch", "equal stages", "realised speed-up", "counted, whole model", "ratio"], rows)
 
 
+def versions(records: Records) -> str:
+    """Two versions of raptr in turns."""
+    rows = []
+    for way, one in records["versions"]["ways"].items():
+        old, new = (f"{statistics.median(one['milliseconds'][name]):.1f}" for name in ("old", "new"))
+        spread = f"{fixed(min(one['ratios']), 3)} to {fixed(max(one['ratios']), 3)}"
+        rows.append([way, old, new, fixed(one["ratio"], 4), spread])
+    head = ["BERT-Base, 256 × 128", "before, ms", "after, ms", "speed, after over before", "single blocks"]
+    return table(head, rows)
+
+
 PAGE = Page(
     name="results/speed",
     records={
         "speed": "benchmarks/results/bert_speed.json",
         "again": "benchmarks/results/bert_speed_large.json",
         "peers": "benchmarks/results/bert_peers.json",
+        "versions": "benchmarks/results/versions_speed.json",
     },
-    tables={"full-model": full_model, "peers": peers, "subnetworks": subnetworks, "speed-ups": speed_ups},
+    tables={
+        "full-model": full_model,
+        "peers": peers,
+        "subnetworks": subnetworks,
+        "speed-ups": speed_ups,
+        "versions": versions,
+    },
 )
