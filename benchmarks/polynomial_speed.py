@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raptr.studies.polynomial import SMALL, Part, Setting, rates, scales
+from raptr.studies.polynomial import SMALL, Job, Setting, rates, scales
 from raptr.studies.polynomial_target import Points, Target
 from raptr.studies.residual_mlp import AHEAD, Networks, Training
 from raptr.train.idle import idle
@@ -68,7 +68,7 @@ class Data:
 
 def together(setting: Setting, runs: int, device: str, first: int) -> Callable[[int], None]:
     """A function that trains all runs for some steps."""
-    parts = [Part("raptr", 1e-3, seed) for seed in range(runs)]
+    parts = [Job("raptr", 1e-3, seed) for seed in range(runs)]
     drawn = scales(None, setting, [parts[0]], first, first + AHEAD)
     networks = Networks(setting.size, list(range(runs)), device=device, dtype=torch.float32)
     data = Data(setting, list(range(runs)), device)
@@ -80,7 +80,7 @@ def together(setting: Setting, runs: int, device: str, first: int) -> Callable[[
 
 def plain(setting: Setting, device: str, first: int) -> Callable[[int], None]:
     """A function that trains one run for some steps."""
-    drawn = scales(None, setting, [Part("raptr", 1e-3, 0)], first, first + AHEAD)[:, 0].tolist()
+    drawn = scales(None, setting, [Job("raptr", 1e-3, 0)], first, first + AHEAD)[:, 0].tolist()
     model, data = Plain(setting).to(device), Data(setting, [0], device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     number, done = torch.zeros(1, dtype=torch.int64, device=device), 0

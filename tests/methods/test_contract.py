@@ -172,10 +172,10 @@ def test_parts_of_a_model_that_is_not_full_yet(name: str, settings: dict[str, An
         for step in (phase.start + 1, phase.stop):
             judged = method.evaluated(step)
             for size in range(1, judged.size + 1):
-                part = method.part(size, 0, step)
+                part = method.drawn(size, 0, step)
                 assert (part.size, part.layers) == (size, judged.layers)
                 assert all(scale in (0, judged.scales[layer]) for layer, scale in enumerate(part.scales))
-            assert method.part(judged.size, 0, step) == judged
+            assert method.drawn(judged.size, 0, step) == judged
 
 
 @pytest.mark.parametrize("name", GROWING)
@@ -235,7 +235,7 @@ def test_a_step_may_be_any_integer_and_nothing_else(name: str, settings: dict[st
     method = make(name, settings)
     questions = (method.shape, method.subnetwork, method.evaluated, method.phase_index)
     layers = method.shape(2099).layers
-    asked = (*questions, lambda step: method.part(3, 1, step), lambda step: method.trained((True,) * layers, step))
+    asked = (*questions, lambda step: method.drawn(3, 1, step), lambda step: method.trained((True,) * layers, step))
     for ask in asked:
         expected = ask(2100)
         for step in (np.int64(2100), np.uint16(2100), torch.tensor(2100), torch.tensor(2100, dtype=torch.int32)):
@@ -264,12 +264,12 @@ def test_layers_chosen_by_hand_are_scaled_as_in_training(name: str, settings: di
 def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
     method = make(name, settings)
     for size in range(1, SHAPE.layers + 1):
-        parts = [method.part(size, draw, STEPS) for draw in range(4)]
+        parts = [method.drawn(size, draw, STEPS) for draw in range(4)]
         assert {part.size for part in parts} == {size}
     for wrong in (0, SHAPE.layers + 1, 2.0):
         with pytest.raises(ValueError, match=f"size is {wrong}.* 1 to {SHAPE.layers}"):
-            method.part(wrong, 0, STEPS)  # type: ignore[arg-type]
-    whole = method.part(SHAPE.layers, 0, STEPS)
+            method.drawn(wrong, 0, STEPS)  # type: ignore[arg-type]
+    whole = method.drawn(SHAPE.layers, 0, STEPS)
     if isinstance(method, PLD):
         assert whole == Subnetwork(tuple(1 / p for p in method.keep(STEPS - 1)), scaled=method.scaled)
     else:

@@ -146,14 +146,14 @@ def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> 
     for step in (1, 500, 100_000):
         expected = tuple(1 / p if runs else 0 for runs, p in zip(kept, method.keep(step - 1), strict=True))
         assert method.trained(kept, step) == Subnetwork(expected, scaled="branches")
-        part = method.part(4, 0, step)
+        part = method.drawn(4, 0, step)
         assert [part.scales[i] for i in part.kept] == [1 / method.keep(step - 1)[i] for i in part.kept]
     falling = dropout(drop=0.4, recovery=0.2, profile="constant")
-    assert {scale for scale in falling.part(4, 0, 401).scales if scale} == {1.25}
-    assert {scale for scale in falling.part(4, 0, 1000).scales if scale} == {1.0}
-    assert falling.part(4, 0, 401).scaled == "branches"
+    assert {scale for scale in falling.drawn(4, 0, 401).scales if scale} == {1.25}
+    assert {scale for scale in falling.drawn(4, 0, 1000).scales if scale} == {1.0}
+    assert falling.drawn(4, 0, 401).scaled == "branches"
     always = dropout(drop=1.0)  # the last layer does not run in step 0, but is in every part
-    assert always.part(2, 0, 0).scales == (1.0, *[0.0] * 10, 1.0)
+    assert always.drawn(2, 0, 0).scales == (1.0, *[0.0] * 10, 1.0)
 
 
 def test_stochastic_depth() -> None:

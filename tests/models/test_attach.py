@@ -551,7 +551,7 @@ def test_the_encoder_of_torch_runs_in_evaluation_too(scale: float) -> None:
 def test_every_method_runs_or_says_what_to_change(name: str) -> None:
     def run_all(method: Method) -> None:
         for step in (0, 1, 30, 39):
-            for subnetwork in (method.subnetwork(step), method.evaluated(step + 1), method.part(1, 0, step + 1)):
+            for subnetwork in (method.subnetwork(step), method.evaluated(step + 1), method.drawn(1, 0, step + 1)):
                 model = Plain(method.shape(step).layers)
                 with running(attach(model), subnetwork):
                     loss_of(model)

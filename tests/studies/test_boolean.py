@@ -273,8 +273,8 @@ def test_a_stopped_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     everything = again(1)
     assert len(everything) == 2 + 2 + 3 + 2 + 4
     assert again(1) == []
-    (tmp_path / "part-saddle.json").unlink()
-    (tmp_path / "part-laws-0.1.json").write_text("{", encoding="utf-8")
+    (tmp_path / "job-saddle.json").unlink()
+    (tmp_path / "job-laws-0.1.json").write_text("{", encoding="utf-8")
     assert sorted(again(1)) == ["laws", "saddle"]
     assert again(2) == everything
 

@@ -39,7 +39,7 @@ def test_a_stopped_study_says_that_the_same_command_goes_on(tmp_path: Path, numb
     command = [sys.executable, "-m", "raptr", "study", "boolean", "--out", str(tmp_path), "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     folder = tmp_path / "boolean"
-    await_that(lambda: any(folder.glob("part-*.json")), process)
+    await_that(lambda: any(folder.glob("job-*.json")), process)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3

@@ -17,7 +17,7 @@ from raptr.hashing import bits
 from raptr.methods import Method
 from raptr.studies import polynomial
 from raptr.studies.contract import conduct
-from raptr.studies.polynomial import METHODS, POLYNOMIAL, SMALL, Part, Setting, method_of, train
+from raptr.studies.polynomial import METHODS, POLYNOMIAL, SMALL, Job, Setting, method_of, train
 from raptr.studies.polynomial_target import INPUTS, Evaluation, Points, Target
 from raptr.studies.residual_mlp import AHEAD, Networks, Training
 from raptr.train.idle import idle
@@ -76,7 +76,7 @@ class Plain(nn.Module):
         return result
 
 
-def plainly(setting: Setting, part: Part) -> list[float]:
+def plainly(setting: Setting, part: Job) -> list[float]:
     """The evaluation losses of one run, trained alone with nn.Module, autograd and torch.optim.Adam."""
     target = Target(setting.variables, setting.degrees, setting.terms, part.seed)
     table, size = torch.from_numpy(target.table()), {"inputs": setting.inputs, "variables": setting.variables}
@@ -105,7 +105,7 @@ def plainly(setting: Setting, part: Part) -> list[float]:
 
 
 def test_joint_training_equals_plain_training_with_skipped_layers() -> None:
-    parts = [Part(name, 10.0 ** (seed / 6 - 3), seed) for seed, name in enumerate(METHODS)]
+    parts = [Job(name, 10.0 ** (seed / 6 - 3), seed) for seed, name in enumerate(METHODS)]
     together = train(TOY, parts, device="cpu", console=QUIET, dtype=torch.float64)
     for part in parts:
         assert together[part.key]["loss"] == pytest.approx(plainly(TOY, part), rel=1e-10), part
@@ -116,14 +116,14 @@ def test_joint_training_equals_plain_training_with_skipped_layers() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: replays a captured step")
 def test_captured_steps_equal_plain_ones() -> None:
     setting = replace(TOY, steps=60)
-    parts = [Part(name, 10.0 ** (seed / 6 - 3), seed) for seed, name in enumerate(METHODS)]
+    parts = [Job(name, 10.0 ** (seed / 6 - 3), seed) for seed, name in enumerate(METHODS)]
     captured = train(setting, parts, device="cuda", console=QUIET)
     for part in parts:
         assert captured[part.key]["loss"] == pytest.approx(plainly(setting, part), rel=1e-2), part  # TF32
 
 
 def test_a_run_does_not_depend_on_its_company() -> None:
-    parts = [Part(name, 5e-3, seed) for name in ("raptr", "pld") for seed in (7, 3)]
+    parts = [Job(name, 5e-3, seed) for name in ("raptr", "pld") for seed in (7, 3)]
     together = train(TOY, parts, device="cpu", console=QUIET, dtype=torch.float64)
     for part in parts:
         alone = train(TOY, [part], device="cpu", console=QUIET, dtype=torch.float64)[part.key]
@@ -133,7 +133,7 @@ def test_a_run_does_not_depend_on_its_company() -> None:
 
 
 def test_scales_of_later_stretches_reach_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part("raptr", 5e-3, 1)
+    part = Job("raptr", 5e-3, 1)
     whole = train(TOY, [part], device="cpu", console=QUIET, dtype=torch.float64)
     monkeypatch.setattr("raptr.studies.residual_mlp.AHEAD", 3)
     assert TOY.steps < AHEAD
@@ -246,7 +246,7 @@ def test_relative_flops() -> None:
 
 
 def test_evaluation_judges_what_the_method_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    part, seen = Part("raptr-none", 1e-3, 0), []
+    part, seen = Job("raptr-none", 1e-3, 0), []
 
     def forward(self: Networks, x: Tensor, scales: Tensor) -> Tensor:
         seen.append(tuple(scales[0].tolist()))
@@ -290,8 +290,8 @@ def test_the_study_from_end_to_end_and_again(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "polynomial-small"
     assert go() == result
     assert trained == []
-    lost = Part("pld", result["methods"]["pld"]["rate"], 1).key
-    (folder / f"part-{lost}.json").unlink()
+    lost = Job("pld", result["methods"]["pld"]["rate"], 1).key
+    (folder / f"job-{lost}.json").unlink()
     again = go()
     assert trained == [lost]
     for mine, theirs in zip(again["methods"]["pld"]["runs"], result["methods"]["pld"]["runs"], strict=True):

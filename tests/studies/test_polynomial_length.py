@@ -11,13 +11,13 @@ from rich.console import Console
 from raptr.studies import polynomial, polynomial_length
 from raptr.studies.boolean import BOOLEAN
 from raptr.studies.contract import conduct
-from raptr.studies.polynomial import SNAPSHOT, Part, train
+from raptr.studies.polynomial import SNAPSHOT, Job, train
 from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH, Lengths
 from raptr.studies.snapshot import write_snapshot
 from tests.studies.test_polynomial import TOY
 
 QUIET = Console(quiet=True)
-PARTS = [Part(name, 5e-3, seed) for name in ("full", "raptr", "pld-matched") for seed in (0, 1)]
+PARTS = [Job(name, 5e-3, seed) for name in ("full", "raptr", "pld-matched") for seed in (0, 1)]
 
 
 class Stop(Exception):

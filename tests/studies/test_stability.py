@@ -208,7 +208,7 @@ def test_the_study_of_a_run(trained: Path, tmp_path: Path, monkeypatch: pytest.M
     assert pairs[0][0] == pytest.approx(pairs[0][1], rel=1e-6)
     assert pairs[1][0] != pytest.approx(pairs[1][1], rel=1e-6)
     # stopped after the first part, it goes on
-    listed = sorted(folder.glob("part-*.json"))
+    listed = sorted(folder.glob("job-*.json"))
     assert len(listed) == 3
     listed[1].unlink()
     calls: list[Any] = []

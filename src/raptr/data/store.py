@@ -65,7 +65,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Part:
+class DomainShards:
     """A domain's shards, what was left out of them when they were written, and the UTF-8 bytes of each split's text."""
 
     name: str
@@ -98,7 +98,7 @@ class Manifest:
     vocabulary: int
     dtype: str
     tokenizer_sha256: str
-    domains: tuple[Part, ...]
+    domains: tuple[DomainShards, ...]
     request: dict[str, Any] = field(default_factory=dict)
     special_tokens: dict[str, str] = field(default_factory=dict)
     """The tokenizer's own names of special tokens, by ours; only those that differ."""
@@ -108,22 +108,22 @@ class Manifest:
         """A digest of all that decides what a run reads; where the text came from is not part of it."""
         facts = self._facts()
         del facts["request"]
-        for part in facts["domains"]:
+        for domain in facts["domains"]:
             for name in BESIDE:
-                del part[name]
+                del domain[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def part(self, domain: str) -> Part:
+    def domain(self, name: str) -> DomainShards:
         """The domain of this name."""
-        for part in self.domains:
-            if part.name == domain:
-                return part
-        names = ", ".join(part.name for part in self.domains)
-        raise ValueError(f"domain is {domain!r}. The prepared data has {names}.")
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        names = ", ".join(domain.name for domain in self.domains)
+        raise ValueError(f"domain is {name!r}. The prepared data has {names}.")
 
     def shards(self) -> tuple[Shard, ...]:
         """Every shard of every domain and split."""
-        return tuple(shard for part in self.domains for shard in part.train + part.valid)
+        return tuple(shard for domain in self.domains for shard in domain.train + domain.valid)
 
     def to_json(self) -> str:
         """The text of data.json."""
@@ -153,30 +153,30 @@ class TokenStore:
     @property
     def domains(self) -> tuple[Domain, ...]:
         """The domains, in the order in which they were given."""
-        return tuple(Domain(part.name, part.weight) for part in self.manifest.domains)
+        return tuple(Domain(domain.name, domain.weight) for domain in self.manifest.domains)
 
     def tokens(self, split: Split, domain: str) -> tuple[Tokens, ...]:
         """The tokens of each shard of a domain's split."""
-        shards, dtype = self.manifest.part(domain).shards(split), DTYPES[self.manifest.dtype]
+        shards, dtype = self.manifest.domain(domain).shards(split), DTYPES[self.manifest.dtype]
         return tuple(np.memmap(self.path / s.file, dtype, mode="r") for s in shards)
 
     def documents(self, split: Split, domain: str) -> tuple[Uint64s, ...]:
         """Where the documents of each shard of a domain's split end, in tokens from the shard's start."""
-        shards = self.manifest.part(domain).shards(split)
+        shards = self.manifest.domain(domain).shards(split)
         return tuple(np.memmap(self.path / s.documents_file, OFFSETS, mode="r") for s in shards)
 
-    def summary(self) -> tuple[Part, ...]:
+    def summary(self) -> tuple[DomainShards, ...]:
         """What was prepared of each domain: documents, tokens, and what was left out."""
         return self.manifest.domains
 
     def bytes_per_token(self, split: Split) -> dict[str, float]:
         """The UTF-8 bytes of text per token, end tokens included, of each domain; without those that do not say it."""
-        counts = {part.name: part.train_bytes if split == "train" else part.valid_bytes for part in self.summary()}
-        return {name: count / self.manifest.part(name).total(split) for name, count in counts.items() if count}
+        counts = {one.name: one.train_bytes if split == "train" else one.valid_bytes for one in self.summary()}
+        return {name: count / self.manifest.domain(name).total(split) for name, count in counts.items() if count}
 
     def longest_window(self) -> int:
         """Tokens in a row that every split of every domain has."""
-        splits = (part.shards(split) for part in self.manifest.domains for split in SPLITS)
+        splits = (domain.shards(split) for domain in self.manifest.domains for split in SPLITS)
         return min(max(shard.tokens for shard in shards) for shards in splits)
 
     def tokenizer(self) -> Tokenizer:
@@ -242,10 +242,10 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         del facts["format"]
         fingerprint = facts.pop("fingerprint")
-        for part in facts["domains"]:
+        for domain in facts["domains"]:
             for split in SPLITS:
-                part[split] = tuple(Shard(**shard) for shard in part[split])
-        manifest = Manifest(**{**facts, "domains": tuple(Part(**part) for part in facts["domains"])})
+                domain[split] = tuple(Shard(**shard) for shard in domain[split])
+        manifest = Manifest(**{**facts, "domains": tuple(DomainShards(**domain) for domain in facts["domains"])})
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"the fields of format version {FORMAT}", f"others ({error})") from error
     # The fingerprint covers every field that is used below, so an edited or damaged value cannot get past.

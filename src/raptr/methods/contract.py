@@ -90,7 +90,7 @@ class Method(ABC):
             raise ValueError(f"kept has {len(kept)} entries; one for each of the {layers} layers is allowed")
         return self.scaled_layers(kept, last)
 
-    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
+    def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
         """A random part of `size` layers, first and last among them, of the model that is judged after `step` steps."""
         kept, _ = random_part(self.target.layers, size, draw)
         return self.trained(kept, step)

@@ -97,7 +97,7 @@ class Growing(Method):
         """The model as it was trained last, before it grows for step `step`."""
         return self.subnetwork(self.last_step(step))
 
-    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
+    def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
         """A random part of the layers that are judged, under their gates."""
         judged = self.evaluated(step)
         kept, _ = random_part(judged.size, size, draw)

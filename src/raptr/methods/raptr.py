@@ -129,7 +129,7 @@ class RaPTr(Method):
         probabilities = keep_probabilities(self.stages.stage(step), self.target.layers, self.groups)
         return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
 
-    def part(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
+    def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
         """A random part of `size` layers, scaled as in a stage of this size."""
         self.last_step(step)
         kept, probabilities = random_part(self.target.layers, size, draw)

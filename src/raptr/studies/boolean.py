@@ -54,7 +54,7 @@ from raptr.studies.boolean_dynamics import (
     theorem_run,
     two_stages,
 )
-from raptr.studies.contract import Study, mean_and_deviation, parts
+from raptr.studies.contract import Study, mean_and_deviation, run_jobs
 
 LONG_TIMES = (100, 200)
 BIAS_TIMES = (2, 5, 10, 20, 30)
@@ -262,7 +262,7 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
         "seeds": seeds, "etas": etas, "step_etas": step_etas, "dims": dims, "longest": longest, "tolerance": tolerance,
         "times": [BIAS_TIME, PHASE1_TIME, PHASE2_TIME, *LONG_TIMES], "bias_times": BIAS_TIMES, "smallness": SMALLNESS,
     }  # fmt: skip
-    done = parts(folder, setting, list(jobs), lambda key: jobs[key](), console, "boolean")
+    done = run_jobs(folder, setting, list(jobs), lambda key: jobs[key](), console, "boolean")
     steps = [done[f"steps-{eta}"] for eta in step_etas]
     gaps = [done[f"laws-{eta}"]["w2_from_flow"] for eta in etas]
     return {

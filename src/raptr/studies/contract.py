@@ -1,10 +1,10 @@
 """A study is a table or figure of the paper: run() writes numbers, plot() draws them.
 
-    OUT/NAME/part-KEY.json    one file for each independent part (a seed, a depth, a setting), written whole
+    OUT/NAME/job-KEY.json     one file for each independent job (a seed, a depth, a setting), written whole
     OUT/NAME/result.json      everything gathered: setting, environment, numbers
     OUT/NAME/NAME.png         the figure, drawn from result.json alone
 
-A part that is there is not computed again, so a study that was stopped goes on where it was.
+A job that is there is not computed again, so a study that was stopped goes on where it was.
 """
 
 import json
@@ -83,7 +83,7 @@ def _device(name: str) -> str:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM stop a study as Ctrl-C does: KeyboardInterrupt is raised, and finished parts are kept."""
+    """Let SIGTERM stop a study as Ctrl-C does: KeyboardInterrupt is raised, and finished jobs are kept."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -91,14 +91,14 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def parts(
+def run_jobs(
     folder: Path, setting: object, keys: Sequence[str], compute: Callable[[str], Any], console: Console, label: str
 ) -> dict[str, Any]:
-    """The result of every part, computed unless it is there under the same setting, with a progress bar."""
-    return parts_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
+    """The result of every job, computed unless it is there under the same setting, with a progress bar."""
+    return run_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
 
 
-def parts_together(
+def run_together(
     folder: Path,
     setting: object,
     keys: Sequence[str],
@@ -108,7 +108,7 @@ def parts_together(
     *,
     at_once: int,
 ) -> dict[str, Any]:
-    """As `parts`, with up to `at_once` missing parts computed by one call."""
+    """As `run_jobs`, with up to `at_once` missing jobs computed by one call."""
     described = json.loads(json.dumps(setting))
     done = {key: entry["result"] for key in keys if (entry := _read(folder, key)) and entry["setting"] == described}
     missing = [key for key in keys if key not in done]
@@ -117,7 +117,7 @@ def parts_together(
         for start in range(0, len(missing), at_once):
             chunk = missing[start : start + at_once]
             for key, result in compute(chunk).items():
-                write_json(folder / f"part-{key}.json", {"setting": described, "result": result})
+                write_json(folder / f"job-{key}.json", {"setting": described, "result": result})
                 done[key] = json.loads(json.dumps(result))
             bar.update(task, advance=len(chunk))
     return {key: done[key] for key in keys}
@@ -138,7 +138,7 @@ def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
 
 
 def _read(folder: Path, key: str) -> Any:
-    path = folder / f"part-{key}.json"
+    path = folder / f"job-{key}.json"
     if not path.exists():
         return None
     try:

@@ -31,7 +31,7 @@ from rich.console import Console
 from torch import Tensor
 
 from raptr.models.init import normal
-from raptr.studies.contract import Study, mean_and_deviation, parts
+from raptr.studies.contract import Study, mean_and_deviation, run_jobs
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#000000")
 INK, GREY = "#222222", "#777777"
@@ -242,7 +242,7 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
         return measured
 
     keys = [f"{width}-{seed}" for width, seed in product(setting.widths, range(seeds))]
-    found = parts(folder, asdict(setting), keys, compute, console, "linear networks")
+    found = run_jobs(folder, asdict(setting), keys, compute, console, "linear networks")
     measured: list[dict[str, Any]] = []
     for width in setting.widths:
         for place_in, (name, kind, tau) in enumerate(cases(setting, width)):

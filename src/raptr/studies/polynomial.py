@@ -37,7 +37,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from raptr.methods import Method, make_method
-from raptr.studies.contract import Study, mean_and_deviation, parts_together
+from raptr.studies.contract import Study, mean_and_deviation, run_together
 from raptr.studies.polynomial_plot import plot
 from raptr.studies.polynomial_target import Evaluation, Points, Target
 from raptr.studies.residual_mlp import Networks, Size, Training
@@ -108,7 +108,7 @@ def method_of(name: str, setting: Setting, seed: int) -> Method:
 
 
 @dataclass(frozen=True)
-class Part:
+class Job:
     """One training run."""
 
     method: str
@@ -123,7 +123,7 @@ class Part:
 
 def train(
     setting: Setting,
-    runs: Sequence[Part],
+    runs: Sequence[Job],
     *,
     device: str,
     console: Console,
@@ -183,10 +183,10 @@ def train(
 
 def evaluated_steps(setting: Setting) -> list[int]:
     """After how many steps the models are evaluated: 0, the end, and evenly between."""
-    return sorted({round(part * setting.steps / setting.evaluations) for part in range(setting.evaluations + 1)})
+    return sorted({round(number * setting.steps / setting.evaluations) for number in range(setting.evaluations + 1)})
 
 
-def rates(setting: Setting, runs: Sequence[Part]) -> Tensor:
+def rates(setting: Setting, runs: Sequence[Job]) -> Tensor:
     """The learning rates, (steps, runs)."""
     unit = OptimizerSettings(peak=1.0, warmup=setting.warmup)
     shape = torch.tensor(
@@ -195,7 +195,7 @@ def rates(setting: Setting, runs: Sequence[Part]) -> Tensor:
     return shape[:, None] * torch.tensor([run.rate for run in runs], dtype=torch.float64)
 
 
-def scales(pool: Executor | None, setting: Setting, runs: Sequence[Part], start: int, stop: int) -> Tensor:
+def scales(pool: Executor | None, setting: Setting, runs: Sequence[Job], start: int, stop: int) -> Tensor:
     """The layers' scales in steps `start` to `stop`, (steps, runs, layers); each method and seed is drawn once."""
     drawn = sorted({(run.method, run.seed) for run in runs})
     names, seeds = [name for name, _ in drawn], [seed for _, seed in drawn]
@@ -253,11 +253,11 @@ def study(
     """The study under any setting; the processes of `pool` draw the subnetworks, if there is one."""
     computed = partial(courses_of, setting, folder, device=device, console=console, pool=pool)
     tried = [SEARCH + number for number in range(setting.search_seeds)]
-    grid = [Part(name, rate, seed) for name in METHODS for rate in setting.rates for seed in tried]
+    grid = [Job(name, rate, seed) for name in METHODS for rate in setting.rates for seed in tried]
     found = computed(grid, label="learning rates")
     search = {
         name: {
-            f"{rate:g}": spread([found[Part(name, rate, seed).key]["loss"][-1] for seed in tried])[0]
+            f"{rate:g}": spread([found[Job(name, rate, seed).key]["loss"][-1] for seed in tried])[0]
             for rate in setting.rates
         }
         for name in METHODS
@@ -266,8 +266,8 @@ def study(
         name: min(setting.rates, key=lambda rate: math.inf if (loss := losses[f"{rate:g}"]) is None else loss)
         for name, losses in search.items()
     }
-    chosen = {name: [Part(name, best[name], seed) for seed in range(seeds)] for name in METHODS}
-    courses = computed([part for some in chosen.values() for part in some], label="seeds")
+    chosen = {name: [Job(name, best[name], seed) for seed in range(seeds)] for name in METHODS}
+    courses = computed([job for some in chosen.values() for job in some], label="seeds")
     return {
         "setting": asdict(setting),
         "methods": {
@@ -275,7 +275,7 @@ def study(
                 "rate": best[name],
                 "search": search[name],
                 **described(method_of(name, setting, 0)),
-                **gathered([courses[part.key] for part in chosen[name]]),
+                **gathered([courses[job.key] for job in chosen[name]]),
             }
             for name in METHODS
         },
@@ -285,7 +285,7 @@ def study(
 def courses_of(
     setting: Setting,
     folder: Path,
-    wanted: Sequence[Part],
+    wanted: Sequence[Job],
     *,
     label: str,
     device: str,
@@ -295,7 +295,7 @@ def courses_of(
     """The course of every run by its key, trained unless it is in the folder."""
     # What is searched belongs to no single run: with another grid, the runs that are there stay.
     common = {name: value for name, value in asdict(setting).items() if name not in ("rates", "search_seeds")}
-    by_key, snapshot = {part.key: part for part in wanted}, folder / SNAPSHOT
+    by_key, snapshot = {job.key: job for job in wanted}, folder / SNAPSHOT
 
     def together(keys: Sequence[str]) -> dict[str, Any]:
         runs = [by_key[key] for key in keys]
@@ -303,7 +303,7 @@ def courses_of(
 
     batches = math.ceil(len(wanted) / AT_ONCE)
     at_once = math.ceil(len(wanted) / batches)  # in equal shares, so that no batch is small and slow
-    courses = parts_together(folder, common, list(by_key), together, console, label, at_once=at_once)
+    courses = run_together(folder, common, list(by_key), together, console, label, at_once=at_once)
     snapshot.unlink(missing_ok=True)
     return courses
 

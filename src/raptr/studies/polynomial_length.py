@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from raptr.studies.contract import Run, Study
-from raptr.studies.polynomial import SMALL, Part, Setting, courses_of, described, gathered, method_of, spread, workers
+from raptr.studies.polynomial import SMALL, Job, Setting, courses_of, described, gathered, method_of, spread, workers
 from raptr.studies.polynomial_plot import plot_lengths
 
 
@@ -65,7 +65,7 @@ def run(
             setting, place = replace(lengths.setting, steps=length), folder / str(length)
             place.mkdir(exist_ok=True)
             wanted = [
-                Part(name, rate, seed) for name, some in lengths.rates.items() for rate in some for seed in range(seeds)
+                Job(name, rate, seed) for name, some in lengths.rates.items() for rate in some for seed in range(seeds)
             ]
             label = f"{length:,} steps"
             courses = courses_of(setting, place, wanted, label=label, device=device, console=console, pool=pool)
@@ -77,7 +77,7 @@ def _judged(setting: Setting, lengths: Lengths, courses: dict[str, Any], seeds: 
     """Every method at its best rate."""
     judged = {}
     for name, rates in lengths.rates.items():
-        by_rate = {rate: [courses[Part(name, rate, seed).key] for seed in range(seeds)] for rate in rates}
+        by_rate = {rate: [courses[Job(name, rate, seed).key] for seed in range(seeds)] for rate in rates}
         search = {rate: spread([course["loss"][-1] for course in some])[0] for rate, some in by_rate.items()}
         best = min(rates, key=lambda rate: math.inf if (loss := search[rate]) is None else loss)
         judged[name] = {

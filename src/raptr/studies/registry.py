@@ -30,7 +30,7 @@ def conduct_named(
     device: str,
     console: Console,
 ) -> Path:
-    """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished parts are kept."""
+    """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished jobs are kept."""
     if name not in NAMES:
         raise ValueError(f"study is {name!r}; {nearest(name, NAMES)}allowed: {', '.join(NAMES)}")
     if run is None and name == STABILITY:

@@ -37,7 +37,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
 from raptr.models.model import Model
-from raptr.studies.contract import parts, write_json
+from raptr.studies.contract import run_jobs, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -228,7 +228,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
     run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
     setting = {"checkpoint": digest, "subnetworks": run_as, "windows": len(held_out), "batch": settings.batch}
-    measured = parts(folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability")
+    measured = run_jobs(folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability")
     result = {
         "study": "stability",
         "run": run.resolve().name,

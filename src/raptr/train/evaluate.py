@@ -77,5 +77,5 @@ def _likelihood(loss: float, counts: Mapping[str, int], bytes_per_token: Mapping
 
 def evaluate_size(judge: Callable[[Subnetwork], Evaluation], method: Method, size: int, step: int) -> float:
     """The mean loss after `step` steps of a few fixed random parts of `size` layers, as the method would run them."""
-    losses = [judge(method.part(size, draw, step)).loss for draw in range(DRAWS)]
+    losses = [judge(method.drawn(size, draw, step)).loss for draw in range(DRAWS)]
     return sum(losses) / len(losses)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from raptr.data.store import DTYPES, OFFSETS, Manifest, Part, Shard, TokenStore, dtype_for
+from raptr.data.store import DTYPES, OFFSETS, DomainShards, Manifest, Shard, TokenStore, dtype_for
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.methods import Phase
 from raptr.subnetworks import Subnetwork
@@ -171,7 +171,7 @@ def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials
     tokens.astype(DTYPES[dtype]).tofile(folder / "random.tokens")
     np.array([count], OFFSETS).tofile(folder / "random.documents")
     shards = (Shard("random.tokens", count, 1, "", ""),)
-    manifest = Manifest(vocabulary, dtype, "", (Part("random", 1.0, shards, shards),))
+    manifest = Manifest(vocabulary, dtype, "", (DomainShards("random", 1.0, shards, shards),))
     names = (*specials.tokens, *(f"random{number}" for number in range(first, vocabulary)))
     return TokenStore(folder, manifest, Vocabulary({name: number for number, name in enumerate(names)}))
 

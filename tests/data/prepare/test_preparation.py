@@ -65,7 +65,7 @@ def test_two_domains(corpus: Path, tmp_path: Path) -> None:
         assert sorted(found["train"] + found["valid"]) == sorted(text(name, i) for i in range(count))
         order = [text(name, i) for i in range(count)]
         assert found["train"] == [one for one in order if one in found["train"]]
-        part = store.manifest.part(name)
+        part = store.manifest.domain(name)
         assert [part.count(split) for split in SPLITS] == [len(found[split]) for split in SPLITS]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
 

@@ -76,9 +76,9 @@ def preparation_table(store: TokenStore) -> Table:
         "broken",
     ):
         table.add_column(heading, justify="left" if heading == "domain" else "right")
-    for part in store.summary():
-        counts = [f"{number:,}" for split in SPLITS for number in (part.count(split), part.total(split))]
-        table.add_row(part.name, f"{part.weight:.4g}", *counts, f"{part.duplicates:,}", f"{part.broken:,}")
+    for domain in store.summary():
+        counts = [f"{number:,}" for split in SPLITS for number in (domain.count(split), domain.total(split))]
+        table.add_row(domain.name, f"{domain.weight:.4g}", *counts, f"{domain.duplicates:,}", f"{domain.broken:,}")
     return table
 
 

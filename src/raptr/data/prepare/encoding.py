@@ -29,7 +29,7 @@ from raptr.data.prepare.journal import Journal
 from raptr.data.prepare.request import Request
 from raptr.data.prepare.stream import Chunk, Position, in_order
 from raptr.data.prepare.writer import ShardWriter
-from raptr.data.store import SPLITS, Part, Split, Tokens
+from raptr.data.store import SPLITS, DomainShards, Split, Tokens
 
 # Seconds of work that a kill can cost.
 JOURNAL_EVERY = 5.0
@@ -112,8 +112,8 @@ def _domain(
                 journal.write(folder)
                 saved = time.monotonic()
         done = {split: writers[split].finish() for split in SPLITS}
-    part = Part(name, 1.0, done["train"], done["valid"], *counts.tolist())
-    found = part.count("train") + part.count("valid")
+    domain = DomainShards(name, 1.0, done["train"], done["valid"], *counts.tolist())
+    found = domain.count("train") + domain.count("valid")
     if found != (expected := journal.documents[index]):
         raise ValueError(
             f"domain {name} had {expected} documents on the first reading and {found} on the second. Start again when "
@@ -124,7 +124,7 @@ def _domain(
             raise ValueError(f"domain {name} has no {side} document. Give it more text, or another --held-out.")
     journal = replace(
         journal,
-        parts=(*journal.parts, part),
+        domains=(*journal.domains, domain),
         position=Position(index + 1),
         written=Journal.written,
         counts=Journal.counts,
@@ -222,7 +222,7 @@ class _Meter:
 
     def __init__(self, total: int, progress: Callable[[Progress], None], journal: Journal) -> None:
         self._total, self._progress, self._started = total, progress, time.monotonic()
-        written: Sequence[Any] = [shard for part in journal.parts for shard in part.train + part.valid]
+        written: Sequence[Any] = [shard for domain in journal.domains for shard in domain.train + domain.valid]
         written = [*written, *journal.written, *(shard for one in journal.written for shard in one.shards)]
         self._documents = sum(one.documents for one in written)
         self._tokens = self._before = sum(one.tokens for one in written)

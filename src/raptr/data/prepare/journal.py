@@ -13,7 +13,7 @@ from typing import Any
 from raptr.data.prepare.census import Sides
 from raptr.data.prepare.stream import BEGINNING, Position
 from raptr.data.prepare.writer import Written
-from raptr.data.store import SPLITS, Part, Shard, Split
+from raptr.data.store import SPLITS, DomainShards, Shard, Split
 from raptr.files import write_text
 
 JOURNAL = "journal.json"
@@ -29,7 +29,7 @@ class Journal:
     documents: tuple[int, ...]
     held_out: tuple[int, ...]
     trained: tuple[int, ...]
-    parts: tuple[Part, ...] = ()
+    domains: tuple[DomainShards, ...] = ()
     """The domains that are done."""
     position: Position = BEGINNING
     written: tuple[Written, ...] = (Written(), Written())
@@ -60,9 +60,9 @@ def read_journal(folder: Path) -> Journal | None:
                 "documents": tuple(facts["documents"]),
                 "held_out": tuple(facts["held_out"]),
                 "trained": tuple(facts["trained"]),
-                "parts": tuple(
-                    Part(**{**part, "train": _shards(part["train"]), "valid": _shards(part["valid"])})
-                    for part in facts["parts"]
+                "domains": tuple(
+                    DomainShards(**{**domain, "train": _shards(domain["train"]), "valid": _shards(domain["valid"])})
+                    for domain in facts["domains"]
                 ),
                 "position": Position(*facts["position"]),
                 "written": tuple(Written(**{**one, "shards": _shards(one["shards"])}) for one in facts["written"]),

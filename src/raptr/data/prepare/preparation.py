@@ -193,7 +193,7 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     dtype = dtype_for(facts.size)
     end = facts.name(request.specials.end)
     journal = encode(work, load(work / TOKENIZER), end, DTYPES[dtype], request, journal, progress)
-    trained = [part.total("train") for part in journal.parts]
+    trained = [domain.total("train") for domain in journal.domains]
     weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
     for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
         # Without weights, a mixture takes from each domain as much as there is of it, but at least one sample.
@@ -204,7 +204,7 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
         vocabulary=facts.size,
         dtype=dtype,
         tokenizer_sha256=sha256_of(work / TOKENIZER),
-        domains=tuple(replace(part, weight=weight) for part, weight in zip(journal.parts, weights, strict=True)),
+        domains=tuple(replace(domain, weight=weight) for domain, weight in zip(journal.domains, weights, strict=True)),
         request=journal.request,
         special_tokens=dict(request.special_tokens),
     )
