@@ -11,6 +11,7 @@ from raptr.strict_yaml import load_yaml
 
 QUEUE = Path("evidence/queue.yaml")
 RECORDS = Path("docs/results/evidence")
+CORPUS = "corpus"  # how comparisons name the text that is prepared for masked language modelling
 # FLOPs a second by width: seven runs at once on an NVIDIA H200, 12 layers, 32,768 tokens a step in sequences of 64.
 # These are 7.0, 3.3 and 0.83 million tokens a second of full training.
 SPEED = {128: 1.14e14, 256: 2.01e14, 768: 4.34e14}
@@ -31,8 +32,13 @@ class Item:
         """The comparison's content with its text at `data`; None: nowhere, to plan without it."""
         given = read_file(self.file)
         settings = given["settings"]
-        source = None if data is None else str(data)
+        source = None if data is None else str(self.text(data))
         return {**given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
+
+    def text(self, data: Path) -> Path:
+        """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
+        source = read_file(self.file)["settings"]["data"]["source"]
+        return data.with_name(data.name + source.removeprefix(CORPUS)) if source.startswith(CORPUS) else data
 
     def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
         """What to run; runs that other records of the queue have are taken from there."""
@@ -62,7 +68,7 @@ def read_queue(path: Path = QUEUE) -> list[Item]:
 def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = None) -> Standing:
     """Where a comparison is by the records and its run folders; without its text a vocabulary of 8,192 is assumed."""
     try:
-        comparison = read_comparison(item.spec(data))
+        comparison = read_comparison(item.spec(data if data is not None and item.text(data).exists() else None))
         progress = Progress(comparison, out / item.name, None, record=item.record, others=_others(item, items))
     except ValueError as error:
         return Standing(0, 0, 0.0, str(error))

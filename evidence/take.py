@@ -47,14 +47,15 @@ def take(items: Sequence[Item], options: Namespace) -> None:
         raise ValueError(
             "the commit is not known, and every record names it. Set RAPTR_COMMIT, or run in a git checkout."
         )
-    _check_data(items, options.data)
+    there = [item for item in items if item.text(options.data).exists()]
+    _check_data(there, options.data)
     stop = StopRequest()
     clock = Timer(60 * options.minutes, _ask, [stop])
     clock.daemon = True
     clock.start()
     try:
         stands = _stands(items, options)
-        left = [item for item in items if not _settled(stands[item.name])]
+        left = [item for item in there if not _settled(stands[item.name])]
         asked = [item.asked(items, options.data, options.out) for item in left]
         compare_all(asked, device=options.device, jobs=options.jobs, stop=stop)
     finally:
@@ -75,8 +76,7 @@ def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
 
 
 def _stands(items: Sequence[Item], options: Namespace) -> dict[str, Standing]:
-    data = options.data if options.data.exists() else None
-    return {item.name: standing(item, items, options.out, data) for item in items}
+    return {item.name: standing(item, items, options.out, options.data) for item in items}
 
 
 def _settled(stand: Standing) -> bool:
@@ -85,12 +85,12 @@ def _settled(stand: Standing) -> bool:
 
 def _check_data(items: Sequence[Item], data: Path) -> None:
     """Refuse text other than that of the records: losses would not compare, and full training would run again."""
-    fingerprint = open_store(data).fingerprint
+    open_store(data)  # a sentence where it is no such folder
     for item in items:
-        record = load_record(item.record)
+        record, fingerprint = load_record(item.record), open_store(item.text(data)).fingerprint
         if record is not None and record["data"]["fingerprint"] != fingerprint:
             raise ValueError(
-                f"data is {str(data)!r} with the fingerprint {fingerprint}, but {item.record} was made with "
+                f"data is {str(item.text(data))!r} with the fingerprint {fingerprint}, but {item.record} was made with "
                 f"{record['data']['fingerprint']}. Prepare the same text with the same command."
             )
 
