@@ -15,6 +15,7 @@ The subnetwork is a function of `global_step`, so resuming needs no state. The c
 to refuse others, and what was counted. Validation during training runs `method.evaluated(step)`.
 """
 
+from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
@@ -26,7 +27,6 @@ require("raptr.integrations.lightning", "lightning", LIGHTNING)
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -35,8 +35,8 @@ from torch.optim import Optimizer
 class SubnetworkCallback(Callback):
     """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
 
-    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks where
-    it is not obvious, and `compile` compiles each of them.
+    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks (or
+    the lists) where it is not obvious, and `compile` compiles each of them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SubnetworkCallback(Callback):
         method: str,
         *,
         idle: Policy = "skip",
-        blocks: str | nn.ModuleList | None = None,
+        blocks: str | Sequence[str] | None = None,
         compile: bool = False,
         seed: int = 0,
         **settings: Any,

@@ -20,6 +20,7 @@ the whole model back. Without one, these bring it back: the next `begin` (an err
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -163,14 +164,15 @@ def stepwise(
     method: str,
     *,
     steps: int,
-    blocks: str | nn.ModuleList | None = None,
+    blocks: str | Sequence[str] | None = None,
     compile: bool = False,
     seed: int = 0,
     **settings: Any,
 ) -> Steps:
     """Make the method `method` for `steps` steps of this model; `settings` are those of `make_method`.
 
-    `blocks` names the list of residual blocks where `attach` cannot tell; `compile` compiles each of them.
+    `blocks` names the list of residual blocks (or the lists) where `attach` cannot tell; `compile` compiles each of
+    them.
     """
     routed = attach(model, blocks)
     made = make_method(method, shape=Shape(layers=routed.layers), steps=steps, seed=seed, **settings)

@@ -17,6 +17,7 @@ model without scales.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
@@ -41,8 +42,9 @@ OTHERS = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedTyp
 class SubnetworkCallback(TrainerCallback, ExportableState):
     """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
 
-    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks where
-    it is not obvious, and `compile` compiles each of them (instead of `torch_compile`, which compiles the whole model).
+    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks (or
+    the lists) where it is not obvious, and `compile` compiles each of them (instead of `torch_compile`, which compiles
+    the whole model).
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         method: str,
         *,
         idle: Policy = "skip",
-        blocks: str | None = None,
+        blocks: str | Sequence[str] | None = None,
         compile: bool = False,
         seed: int = 0,
         **settings: Any,
