@@ -66,9 +66,11 @@ def _keep_gradient(ctx, inputs, output) -> None:
     ctx.mark_non_differentiable(output[1])
 
 
-def _cross_entropy_vjp(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _cross_entropy_vjp(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
     x_ND, weight_VD, gradient_NV = ctx.saved_tensors
     d_x, d_weight = gradient_NV @ weight_VD, gradient_NV.t() @ x_ND
+    if not ctx.needs_input_grad[2]:  # there is no bias: zeros stand for it
+        return d_x * grad, d_weight * grad, None, None
     d_bias = gradient_NV.sum(0, dtype=torch.float32).to(ctx.bias)
     return d_x * grad, d_weight * grad, d_bias * grad, None
 
