@@ -105,6 +105,20 @@ def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "40,000 – 119,999" in capsys.readouterr().out
 
 
+def test_plan_of_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "plan", "--family", "decoder", "--json") == 0
+    unnamed = json.loads(capsys.readouterr().out)
+    assert call(monkeypatch, "plan", "--family", "decoder", "--size", "100m", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == unnamed
+    large = ["plan", "12-16-20-24", "--family", "decoder", "--size", "1.6b", "--length", "512"]
+    assert call(monkeypatch, *large, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [row["size"] for row in made["rows"]] == pytest.approx([12, 16, 20, 24])
+    assert made["relative_layers"] == pytest.approx(0.75)
+    assert call(monkeypatch, *large) == 0
+    assert "raptr: 24 layers" in capsys.readouterr().out
+
+
 def test_plan_measures_the_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,8 +148,8 @@ def test_dry_run_shows_settings_and_plan(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "demo"])
-def test_only_the_demo_trains_on_the_built_in_text_unasked(
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.endswith("demo")])
+def test_only_demos_train_on_the_built_in_text_unasked(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,7 +211,8 @@ def test_the_full_start_of_the_readme(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_complete_and_name_their_command(name: str) -> None:
     Config.read(RECIPES[name]())
-    command = "raptr pretrain" if name == "demo" else f"raptr pretrain {name} --data FOLDER"
+    demos = {"demo": "raptr pretrain", "decoder-demo": "raptr pretrain decoder-demo"}
+    command = demos.get(name, f"raptr pretrain {name} --data FOLDER")
     assert f"Command: {command}\n" in (RECIPES[name].__doc__ or "")
 
 
@@ -224,6 +239,12 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--steps", "0"], r"train\.steps is 0.*from 1"),
         (["pretrain", "--batch", "5", "--set", "train.accumulate=2"], r"train\.accumulate is 2.*train\.batch, 5"),
         (["pretrain", "--size", "huge"], r"model\.size is 'huge'.*tiny, mini"),
+        (["pretrain", "--family", "deocder"], r"model\.family is 'deocder'.*'decoder'.*bert, decoder"),
+        (["pretrain", "--family", "decoder", "--size", "base"], r"model\.size is 'base'.*tiny.*1\.6b"),
+        (["pretrain", "decoder-demo", "--set", "objective.name=mlm"], r"objective\.name is mlm.*decoder.*causal"),
+        (["pretrain", "--set", "objective.name=causal"], r"objective\.name is causal.*bert.*mlm"),
+        (["pretrain", "decoder-demo", "--set", "model.kv_heads=3"], r"model\.kv_heads is 3.*heads, 4"),
+        (["pretrain", "--set", "model.kv_heads=2"], r"model\.kv_heads.*allowed"),
         (["pretrain", "--device", "tpu"], r"train\.device is '?tpu.*auto, cpu.*cuda"),
         (["pretrain", "--length", "4"], r"data\.length is 4.*from 8"),
         (["pretrain", "--until", "0"], "until is 0.*from 1"),
