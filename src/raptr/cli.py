@@ -21,7 +21,7 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
-from raptr.models.registry import FAMILIES, sizes_help
+from raptr.models.registry import FAMILIES, planned_size, sizes_help
 from raptr.objectives import SPECIALS, specials_of
 from raptr.recipes import FIRST, RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
@@ -59,7 +59,6 @@ SetOption = Annotated[
     ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
-PLANNED = {"bert": "base", "decoder": "100m"}  # the size of a plan that names none
 
 
 def _show_version(wanted: bool) -> None:
@@ -194,7 +193,7 @@ def plan(
         "method.average": average,
         "method.full_start": full_start,
         "model.family": family,
-        "model.size": size or PLANNED.get(family or "bert"),
+        "model.size": size or planned_size(family),
         "model.layers": layers,
         "train.steps": steps,
         "train.batch": batch,

@@ -75,6 +75,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     ("stacking", {}, {"optimizer": {"name": "adafactor"}, "model": WIDE}),
 ]
 STOPS = [("bert", stops) for stops in ((1, 2), (5, 11), (4, 12), (15, 16))] + [("decoder", (4, 11))]
+MODELS: dict[str, dict[str, Any]] = {"bert": {}, "decoder": {"family": "decoder", "heads": 8, "kv_heads": 4}}
 
 
 @pytest.mark.parametrize(("name", "settings", "sections"), CASES)
@@ -88,7 +89,7 @@ def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
     stores: dict[str, TokenStore],
     tmp_path: Path,
 ) -> None:
-    store, model = stores[family], {"family": family, **sections.get("model", {})}
+    store, model = stores[family], {**MODELS[family], **sections.get("model", {})}
     chosen = config({"name": name, **settings}, **{**sections, "model": model})
     whole, weights = leg(chosen, tmp_path / "whole", store)
     for until in (*stops, STEPS):
@@ -221,9 +222,7 @@ def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_everything_kept_trains_as_full_bit_for_bit(
-    family: str, stores: dict[str, TokenStore], tmp_path: Path
-) -> None:
+def test_everything_kept_trains_as_full_bit_for_bit(family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
     store, model = stores[family], {"family": family}
     _, full = leg(config({"name": "full"}, model=model), tmp_path / "full", store)
     _, raptr = leg(config({"name": "raptr", "schedule": "6-6-6"}, model=model), tmp_path / "raptr", store)
@@ -263,9 +262,7 @@ def _one_step(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
-def test_skip_leaves_idle_layers_alone(
-    name: str, family: str, stores: dict[str, TokenStore], tmp_path: Path
-) -> None:
+def test_skip_leaves_idle_layers_alone(name: str, family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
     moved, idle_names = _one_step(stores[family], tmp_path, "skip", family, name=name)
     assert moved == set()
     assert any(not name.startswith("model.") for name in idle_names)
