@@ -69,6 +69,26 @@ def test_a_run_that_grows_from_command_to_report(
     assert Config.read(saved).mapping() == saved
 
 
+def test_a_decoder_from_text_to_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n\n".join(f"Chapter {i} tells of {i * i} things and of {i + 7} more." for i in range(300))
+    (tmp_path / "book.txt").write_text(text, encoding="utf-8")
+    asked = ["--data", "book.txt", "--out", "book", "--vocabulary", "400", "--objective", "causal"]
+    assert call(monkeypatch, "prepare", *asked) == 0
+    small = ["--data", "book", "--steps", "4", "--batch", "2", "--length", "16", "--set", "optimizer.warmup=1"]
+    assert call(monkeypatch, "pretrain", "decoder-demo", *small) == 0
+    said, run = capsys.readouterr().err, tmp_path / "runs" / "decoder-demo-raptr"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"{last['perplexity']:.2f}" in next(line for line in said.splitlines() if "perplexity" in line)
+    assert f"{last['bits_per_byte']:.3f}" in next(line for line in said.splitlines() if "bits per byte" in line)
+    (row,) = json.loads((run / "report" / "table.json").read_text())
+    assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (last["perplexity"], last["bits_per_byte"])
+    assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert f"{last['loss']:.4f} nats a token" in (run / "export" / "README.md").read_text()
+
+
 def test_an_unforeseen_error_says_where_the_run_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
