@@ -111,7 +111,8 @@ def pretrain(
 ) -> None:
     """Pretrain a model: without options a tiny BERT, with RaPTr, on the text of the Python standard library.
 
-    A run that was stopped continues when the same command is given again.
+    The recipe decoder-demo does the same with a tiny decoder. A run that was stopped continues when the same command is
+    given again.
     """
     given = {
         "method.schedule": schedule,

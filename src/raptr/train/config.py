@@ -306,8 +306,8 @@ class Config:
             others = [name for name, family in FAMILIES.items() if store.manifest.objective in family.objectives]
             raise ValueError(
                 f"data.source is {source!r}, prepared for {store.manifest.objective}, but model.family "
-                f"{self.model.family} learns {self.objective.name}. Prepare it with raptr prepare --objective "
-                f"{self.objective.name}{', or use --family ' + ' or '.join(others) if others else ''}."
+                f"{self.model.family} learns {self.objective.name}. Prepare the text with raptr prepare "
+                f"--objective {self.objective.name}{', or use --family ' + ' or '.join(others) if others else ''}."
             )
         return store
 

@@ -57,9 +57,7 @@ def test_too_little_text_to_train_on_is_said(
     assert "raptr pretrain" not in said
 
 
-@pytest.mark.parametrize(
-    ("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", None)]
-)
+@pytest.mark.parametrize(("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", None)])
 def test_the_recipe_fits_the_machine_and_the_objective(
     objective: str,
     recipe: str | None,
