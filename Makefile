@@ -23,7 +23,7 @@ demo: $(READY) ## train a small BERT with RaPTr and with the full model, then co
 	$(BIN)/raptr pretrain demo --run $(DEMO)/full --method full --fresh
 	$(BIN)/raptr report $(DEMO)/raptr $(DEMO)/full --out $(DEMO)/report
 
-demo-decoder: $(READY) ## train a small decoder with RaPTr on Python's own text, then let it go on with a line (2 minutes)
+demo-decoder: $(READY) ## train a small decoder with RaPTr on Python's own text, then let it continue a line (2 minutes on one core)
 	$(BIN)/raptr pretrain decoder-demo --run $(DEMO)/decoder --fresh
 	$(BIN)/python -c 'from transformers import pipeline; print(pipeline("text-generation", "$(DEMO)/decoder/export")("def __init__(self", max_new_tokens=24, do_sample=False)[0]["generated_text"])'
 

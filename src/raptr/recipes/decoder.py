@@ -9,7 +9,7 @@ from raptr.recipes.bert import Recipe
 
 
 def decoder_demo() -> Recipe:
-    """A tiny decoder on the Python standard library's own text, in about a minute on two CPU cores.
+    """A tiny decoder on the Python standard library's own text, in less than two minutes on one CPU core.
 
     With one thread of a shared two-core machine it took 1 min 49 s, of which 1 min 31 s were training, and reached a
     held-out loss of 4.216: a perplexity of 67.8, or 2.01 bits per byte.
