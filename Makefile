@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: help demo test check format results clean
+.PHONY: help demo demo-decoder test check format results clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 # torch comes first and pinned: an unpinned one would pull whatever build is newest.
 $(READY): pyproject.toml constraints.txt
@@ -22,6 +22,10 @@ demo: $(READY) ## train a small BERT with RaPTr and with the full model, then co
 	$(BIN)/raptr pretrain demo --run $(DEMO)/raptr --method raptr --fresh
 	$(BIN)/raptr pretrain demo --run $(DEMO)/full --method full --fresh
 	$(BIN)/raptr report $(DEMO)/raptr $(DEMO)/full --out $(DEMO)/report
+
+demo-decoder: $(READY) ## train a small decoder with RaPTr on Python's own text, then let it continue a line (2 minutes on one core)
+	$(BIN)/raptr pretrain decoder-demo --run $(DEMO)/decoder --fresh
+	$(BIN)/python -c 'from transformers import pipeline; print(pipeline("text-generation", "$(DEMO)/decoder/export")("def __init__(self", max_new_tokens=24, do_sample=False)[0]["generated_text"])'
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n 2

@@ -69,6 +69,26 @@ def test_a_run_that_grows_from_command_to_report(
     assert Config.read(saved).mapping() == saved
 
 
+def test_a_decoder_from_text_to_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n\n".join(f"Chapter {i} tells of {i * i} things and of {i + 7} more." for i in range(300))
+    (tmp_path / "book.txt").write_text(text, encoding="utf-8")
+    asked = ["--data", "book.txt", "--out", "book", "--vocabulary", "400", "--objective", "causal"]
+    assert call(monkeypatch, "prepare", *asked) == 0
+    small = ["--data", "book", "--steps", "4", "--batch", "2", "--length", "16", "--set", "optimizer.warmup=1"]
+    assert call(monkeypatch, "pretrain", "decoder-demo", *small) == 0
+    said, run = capsys.readouterr().err, tmp_path / "runs" / "decoder-demo-raptr"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"{last['perplexity']:.2f}" in next(line for line in said.splitlines() if "perplexity" in line)
+    assert f"{last['bits_per_byte']:.3f}" in next(line for line in said.splitlines() if "bits per byte" in line)
+    (row,) = json.loads((run / "report" / "table.json").read_text())
+    assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (last["perplexity"], last["bits_per_byte"])
+    assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert f"{last['loss']:.4f} nats a token" in (run / "export" / "README.md").read_text()
+
+
 def test_an_unforeseen_error_says_where_the_run_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +125,20 @@ def test_plan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "40,000 – 119,999" in capsys.readouterr().out
 
 
+def test_plan_of_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "plan", "--family", "decoder", "--json") == 0
+    unnamed = json.loads(capsys.readouterr().out)
+    assert call(monkeypatch, "plan", "--family", "decoder", "--size", "100m", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == unnamed
+    large = ["plan", "12-16-20-24", "--family", "decoder", "--size", "1.6b", "--length", "512"]
+    assert call(monkeypatch, *large, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [row["size"] for row in made["rows"]] == pytest.approx([12, 16, 20, 24])
+    assert made["relative_layers"] == pytest.approx(0.75)
+    assert call(monkeypatch, *large) == 0
+    assert "raptr: 24 layers" in capsys.readouterr().out
+
+
 def test_plan_measures_the_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,8 +168,8 @@ def test_dry_run_shows_settings_and_plan(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "demo"])
-def test_only_the_demo_trains_on_the_built_in_text_unasked(
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.endswith("demo")])
+def test_only_demos_train_on_the_built_in_text_unasked(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,7 +231,8 @@ def test_the_full_start_of_the_readme(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_complete_and_name_their_command(name: str) -> None:
     Config.read(RECIPES[name]())
-    command = "raptr pretrain" if name == "demo" else f"raptr pretrain {name} --data FOLDER"
+    demos = {"demo": "raptr pretrain", "decoder-demo": "raptr pretrain decoder-demo"}
+    command = demos.get(name, f"raptr pretrain {name} --data FOLDER")
     assert f"Command: {command}\n" in (RECIPES[name].__doc__ or "")
 
 
@@ -224,6 +259,12 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--steps", "0"], r"train\.steps is 0.*from 1"),
         (["pretrain", "--batch", "5", "--set", "train.accumulate=2"], r"train\.accumulate is 2.*train\.batch, 5"),
         (["pretrain", "--size", "huge"], r"model\.size is 'huge'.*tiny, mini"),
+        (["pretrain", "--family", "deocder"], r"model\.family is 'deocder'.*'decoder'.*bert, decoder"),
+        (["pretrain", "--family", "decoder", "--size", "base"], r"model\.size is 'base'.*tiny.*1\.6b"),
+        (["pretrain", "decoder-demo", "--set", "objective.name=mlm"], r"objective\.name is mlm.*decoder.*causal"),
+        (["pretrain", "--set", "objective.name=causal"], r"objective\.name is causal.*bert.*mlm"),
+        (["pretrain", "decoder-demo", "--set", "model.kv_heads=3"], r"model\.kv_heads is 3.*heads, 4"),
+        (["pretrain", "--set", "model.kv_heads=2"], r"model\.kv_heads.*allowed"),
         (["pretrain", "--device", "tpu"], r"train\.device is '?tpu.*auto, cpu.*cuda"),
         (["pretrain", "--length", "4"], r"data\.length is 4.*from 8"),
         (["pretrain", "--until", "0"], "until is 0.*from 1"),

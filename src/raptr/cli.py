@@ -21,9 +21,9 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
-from raptr.models.registry import FAMILIES, sizes_help
+from raptr.models.registry import FAMILIES, planned_size, sizes_help
 from raptr.objectives import SPECIALS, specials_of
-from raptr.recipes import RECIPES
+from raptr.recipes import FIRST, RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def pretrain(
 ) -> None:
     """Pretrain a model: without options a tiny BERT, with RaPTr, on the text of the Python standard library.
 
-    A run that was stopped continues when the same command is given again.
+    The recipe decoder-demo does the same with a tiny decoder. A run that was stopped continues when the same command is
+    given again.
     """
     given = {
         "method.schedule": schedule,
@@ -173,7 +174,7 @@ def plan(
     average: AverageOption = None,
     full_start: FullStartOption = None,
     family: FamilyOption = None,
-    size: SizeOption = "base",
+    size: SizeOption = None,
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
     settings: SetOption = None,
@@ -182,7 +183,10 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time."""
+    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
+
+    The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
+    """
     widths = [entry for entry in settings or [] if entry.startswith(("method.heads=", "method.parts="))]
     given = {
         "method.schedule": schedule,
@@ -190,7 +194,7 @@ def plan(
         "method.average": average,
         "method.full_start": full_start,
         "model.family": family,
-        "model.size": size,
+        "model.size": size or planned_size(family),
         "model.layers": layers,
         "train.steps": steps,
         "train.batch": batch,
@@ -213,7 +217,7 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     objective: Annotated[
-        str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; only mlm can be trained yet.")
+        str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; ul2 cannot be trained yet.")
     ] = "mlm",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json, or its folder, not a new one.")
@@ -252,14 +256,16 @@ def prepare(
             say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
         )
     console.print(preparation_table(store))
+    if objective not in FIRST:
+        return
     with importing():
         import torch
 
         from raptr.train.config import Config
-    recipe = "bert-mini" if torch.cuda.is_available() else "demo"
+    recipe = FIRST[objective][torch.cuda.is_available()]
     config = Config.read(RECIPES[recipe]())
-    if config.objective.name == objective:
-        console.print(escape(next_command(store, recipe, config.data.length)), highlight=False, soft_wrap=True)
+    length, window = config.data.length, config.objective.kind.window(config.data.length)
+    _say(console, next_command(store, recipe, length, window))
 
 
 @app.command()

@@ -20,6 +20,7 @@ from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
 from raptr.data import TokenStore, open_store
 from raptr.data.prepare import Document, prepare
+from raptr.objectives import SPECIALS
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
@@ -74,6 +75,21 @@ def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
     assert "8 steps; full (reduced) takes 6 and spends 0.750" in page
     assert "PARTIAL" not in page
     assert (whole / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_decoders_are_compared_on_equal_terms(tmp_path: Path) -> None:
+    documents = [Document(f"{i}.txt", f"to be or not {i} to be, that is number {i * i}. " * 12) for i in range(80)]
+    causal = prepare(tmp_path / "store", lambda: documents, 600, specials=SPECIALS["causal"])
+    spec = asked(causal, seeds=[0], entries={"raptr": {"name": "raptr"}, "stacking": {"name": "stacking"}})
+    spec["settings"]["model"] = {"family": "decoder", "size": "tiny", "width": 16, "heads": 4, "head_size": 4}
+    done = compare(spec, tmp_path / "out", console=QUIET)
+    assert (done.finished, done.stopped) == (done.runs, False)
+    found = numbers(tmp_path / "out")
+    assert [row["label"] for row in found["best"]] == ["full", "full (reduced)", "raptr", "stacking"]
+    spent = {row["label"]: row["flops"] for row in found["runs"]}
+    assert spent["raptr"] == pytest.approx(spent["stacking"])
+    assert spent["raptr"] < spent["full"]
+    assert spent["full (reduced)"] == pytest.approx(spent["raptr"], rel=0.1)  # whole steps of eight
 
 
 def test_the_record_alone_gives_the_page_and_the_picture_again(whole: Path, tmp_path: Path) -> None:

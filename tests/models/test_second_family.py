@@ -36,7 +36,8 @@ LENGTH, STEPS = 16, 12
 
 
 class NextToken(Objective):
-    name, specials, attention = "next-token", Specials("next-token", (), end="[SEP]"), "causal"
+    name, target, attention = "next-token", "token", "causal"
+    specials = Specials("next-token", (), end="[SEP]")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         pass

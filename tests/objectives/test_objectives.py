@@ -17,6 +17,7 @@ from raptr.objectives.contract import Objective
 from raptr.objectives.registry import OBJECTIVES
 from raptr.train.config import Config
 from raptr.train.loop import pretrain
+from raptr.train.plan import plan_run
 from raptr.train.run import RunFolder
 
 QUIET = Console(quiet=True)
@@ -119,12 +120,23 @@ def test_an_unknown_objective_is_refused() -> None:
         Config.read({**SETTINGS, "objective": {"name": "mlmm"}})
 
 
-def test_data_for_another_objective_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prepared", "family", "sentence"),
+    [
+        ("causal", "bert", "prepared for causal.*bert .*mlm.*raptr prepare --objective mlm.*--family decoder"),
+        ("mlm", "decoder", "prepared for mlm.*decoder .*causal.*raptr prepare --objective causal.*--family bert"),
+        ("ul2", "bert", "prepared for ul2.*bert .*mlm.*raptr prepare --objective mlm"),
+    ],
+)
+def test_data_for_another_objective_are_refused_before_anything_is_written(
+    prepared: str, family: str, sentence: str, tmp_path: Path
+) -> None:
     documents = [Document(f"{i}", f"text number {i} says {i * i} and no more") for i in range(50)]
-    other = prepare(tmp_path / "store", lambda: documents, 400, specials=SPECIALS["causal"])
-    config = Config.read({**SETTINGS, "data": {**SETTINGS["data"], "source": str(other.path)}})
-    with pytest.raises(
-        ValueError, match=r"lacks \[UNK\] \[CLS\] \[SEP\] \[MASK\],.*mlm.*raptr prepare --objective mlm"
-    ):
+    other = prepare(tmp_path / "store", lambda: documents, 400, specials=SPECIALS[prepared])
+    model = {**SETTINGS["model"], "family": family}
+    config = Config.read({**SETTINGS, "model": model, "data": {**SETTINGS["data"], "source": str(other.path)}})
+    with pytest.raises(ValueError, match=f"data.source is '{other.path}', {sentence}"):
         pretrain(config, tmp_path / "run", console=QUIET)
+    with pytest.raises(ValueError, match=sentence):
+        plan_run(config)
     assert not (tmp_path / "run" / "config.yaml").exists()

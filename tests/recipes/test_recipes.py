@@ -1,8 +1,9 @@
-"""The paper's runs, as its tables and appendix state them."""
+"""The paper's runs, as its tables and appendix state them, and what all recipes have in common."""
 
 import pytest
 
-from raptr.recipes import RECIPES
+from raptr.objectives.registry import OBJECTIVES
+from raptr.recipes import FIRST, RECIPES
 from raptr.train.config import Config
 from raptr.train.plan import plan
 
@@ -17,5 +18,26 @@ def test_bert_large_spends_the_layer_flops_of_the_papers_625k_steps_of_full_trai
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_only_the_demo_names_its_text(name: str) -> None:
-    assert Config.read(RECIPES[name]()).data.source == ("builtin" if name == "demo" else None)
+def test_only_demos_name_their_text(name: str) -> None:
+    assert Config.read(RECIPES[name]()).data.source == ("builtin" if name.endswith("demo") else None)
+
+
+@pytest.mark.parametrize("objective", FIRST)
+def test_the_first_recipes_of_an_objective_train_it(objective: str) -> None:
+    on_cpu, on_gpu = (Config.read(RECIPES[name]()) for name in FIRST[objective])
+    assert {on_cpu.objective.name, on_gpu.objective.name} == {objective}
+    assert on_cpu.model.size == "tiny"
+
+
+def test_every_objective_that_can_be_trained_has_a_first_recipe() -> None:
+    assert FIRST.keys() == OBJECTIVES.keys()
+
+
+def test_decoders_start_with_their_familys_weights_and_have_the_size_of_their_name() -> None:
+    """Weights in layers and token matrix, by which such models are called."""
+    for name, about in (("decoder-100m", 110e6), ("decoder-1.6b", 1.65e9)):
+        config = Config.read(RECIPES[name]())
+        dimensions = config.model.build(config.data.vocabulary, config.data.length)
+        assert (dimensions.init, config.data.length, config.data.vocabulary) == ("fan-in", 512, 32_768)
+        layers = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
+        assert layers + dimensions.width * dimensions.vocabulary == pytest.approx(about, rel=0.03)

@@ -13,16 +13,22 @@ from torch._dynamo.utils import counters
 from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
 from raptr.models.bert.config import BertConfig
-from raptr.models.bert.model import Bert
+from raptr.models.contract import ModelConfig
+from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import KERNELS
 from raptr.models.inputs import BlockInputs, pack
+from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings
 from raptr.train.execution import Execution, Gather, Skip, make_execution
 
 CONFIG = BertConfig(layers=5, width=32, heads=4, head_size=8, mlp=64, vocabulary=50, positions=16, parts=4)
+DECODER = DecoderConfig(
+    layers=5, width=32, heads=8, kv_heads=4, head_size=8, mlp=64, vocabulary=50, positions=16, tied=False
+)
 CPU = torch.device("cpu")
+every_family = pytest.mark.parametrize("config", [CONFIG, DECODER], ids=["bert", "decoder"])
 on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and KERNELS), reason="needs an NVIDIA GPU and Triton")
 
 
@@ -33,8 +39,8 @@ def batch(number: int = 0) -> Batch:
     return Batch(tokens, positions, torch.randint(0, 50, (4, 3), generator=generator))
 
 
-def bert(device: torch.device = CPU, dtype: torch.dtype = torch.float64, config: BertConfig = CONFIG) -> Bert:
-    model = Bert(config, seed=3).to(dtype)
+def build(device: torch.device = CPU, dtype: torch.dtype = torch.float64, config: ModelConfig = CONFIG) -> Model:
+    model = config.build(seed=3).to(dtype)
     with torch.no_grad():  # biases and gains at their start would hide mistakes
         for number, parameter in enumerate(model.parameters()):
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.1)
@@ -53,9 +59,10 @@ def gradients(
     return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@every_family
 @pytest.mark.parametrize("form", ["skip", "gather"])
-def test_a_batch_without_positions_has_targets_everywhere(form: str) -> None:
-    model, listed = bert(), batch()
+def test_a_batch_without_positions_has_targets_everywhere(form: str, config: ModelConfig) -> None:
+    model, listed = build(config=config), batch()
     listed = Batch(listed.tokens_BS, torch.arange(16).expand(4, 16), listed.tokens_BS.flip(1))
     execution = make_execution(model, settings(execution=form), CPU)
     implied = listed._replace(positions_BM=None)
@@ -84,10 +91,11 @@ SUBNETWORKS = {
 }
 
 
+@every_family
 @pytest.mark.parametrize("name", SUBNETWORKS)
 @pytest.mark.parametrize("micros", [1, 2])
-def test_gather_equals_skip(name: str, micros: int) -> None:
-    model, subnetwork = bert(), SUBNETWORKS[name]
+def test_gather_equals_skip(name: str, micros: int, config: ModelConfig) -> None:
+    model, subnetwork = build(config=config), SUBNETWORKS[name]
     given = {"accumulate": micros}
     skip = make_execution(model, settings(execution="skip", **given), CPU)
     gather = make_execution(model, settings(execution="gather", **given), CPU)
@@ -101,8 +109,9 @@ def test_gather_equals_skip(name: str, micros: int) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_slots_follow_the_weights() -> None:
-    model, part = bert(), SUBNETWORKS["depth"]
+@every_family
+def test_slots_follow_the_weights(config: ModelConfig) -> None:
+    model, part = build(config=config), SUBNETWORKS["depth"]
     gather = make_execution(model, settings(execution="gather"), CPU)
     first, _ = gradients(model, gather, part, 1)
     with torch.no_grad():
@@ -114,7 +123,7 @@ def test_slots_follow_the_weights() -> None:
 
 
 def test_graphs_of_earlier_stages_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tried = bert(), []
+    model, tried = build(), []
 
     class Graph:
         def __init__(self, program: object, batch: Batch, packed: object, memory: object) -> None:
@@ -145,7 +154,7 @@ def test_a_graph_that_nothing_can_make_room_for_says_so(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(execution, "_Graph", graph)
     monkeypatch.setattr(execution, "_GraphMemory", lambda device: object())
-    gather = make_execution(bert(), settings(execution="gather"), CPU)
+    gather = make_execution(build(), settings(execution="gather"), CPU)
     assert isinstance(gather, Gather)
     gather._forward.device = torch.device("cuda")
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
@@ -153,8 +162,9 @@ def test_a_graph_that_nothing_can_make_room_for_says_so(monkeypatch: pytest.Monk
     assert len(tried) == 1
 
 
-def test_recomputation_changes_nothing() -> None:
-    model, part = bert(), SUBNETWORKS["depth"]
+@every_family
+def test_recomputation_changes_nothing(config: ModelConfig) -> None:
+    model, part = build(config=config), SUBNETWORKS["depth"]
     loss, expected = gradients(model, make_execution(model, settings(), CPU), part, 1)
     other, found = gradients(model, make_execution(model, settings(recompute=True), CPU), part, 1)
     assert torch.equal(other, loss)
@@ -170,14 +180,15 @@ def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@every_family
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks at it while tracing
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11 itself uses it
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("form", ["skip", "gather"])
 @pytest.mark.parametrize("scaling", ["sqrt", "linear", "none"])
-def test_a_stage_is_compiled_once(form: str, scaling: str) -> None:
-    model = bert()
-    method = make_method("raptr", shape=CONFIG.shape, steps=90, schedule="2-3-5", lengths="equal", scaling=scaling)
+def test_a_stage_is_compiled_once(form: str, scaling: str, config: ModelConfig) -> None:
+    model = build(config=config)
+    method = make_method("raptr", shape=config.shape, steps=90, schedule="2-3-5", lengths="equal", scaling=scaling)
     run = make_execution(model, settings(execution=form, compile=True), CPU)
     start = graphs = counters["stats"]["unique_graphs"]
     for phase in method.phases():
@@ -189,12 +200,13 @@ def test_a_stage_is_compiled_once(form: str, scaling: str) -> None:
     assert graphs - start <= 4  # embeddings, head, a block with scales and one without
 
 
+@every_family
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("name", SUBNETWORKS)
-def test_warming_up_compiles_all_that_a_graph_will_need(name: str) -> None:
-    model, subnetwork = bert(), SUBNETWORKS[name]
+def test_warming_up_compiles_all_that_a_graph_will_need(name: str, config: ModelConfig) -> None:
+    model, subnetwork = build(config=config), SUBNETWORKS[name]
     gather = make_execution(model, settings(execution="gather", compile=True), CPU)
     assert isinstance(gather, Gather)
     program, packed = gather._program(batch(), subnetwork), pack(subnetwork, torch.float64)
@@ -210,7 +222,7 @@ def test_warming_up_compiles_all_that_a_graph_will_need(name: str) -> None:
 @pytest.mark.parametrize("name", SUBNETWORKS)
 def test_warming_up_goes_through_the_blocks_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     subnetwork = SUBNETWORKS[name]
-    gather = make_execution(bert(), settings(execution="gather"), CPU)
+    gather = make_execution(build(), settings(execution="gather"), CPU)
     assert isinstance(gather, Gather)
     program = gather._program(batch(), subnetwork)
     assert isinstance(program, execution._Program)
@@ -331,10 +343,11 @@ def test_cross_entropy_kernel(vocabulary: int) -> None:
 
 
 @on_gpu
+@every_family
 @pytest.mark.parametrize("micros", [1, 2])
-def test_graphs_equal_skipping_on_a_gpu(micros: int) -> None:
+def test_graphs_equal_skipping_on_a_gpu(micros: int, config: ModelConfig) -> None:
     gpu = torch.device("cuda")
-    model = bert(gpu, torch.float32)
+    model = build(gpu, torch.float32, config)
     plain = {"precision": "float32", "compile": False, "accumulate": micros}
     skip = make_execution(model, settings(execution="skip", **plain), gpu)
     gather = make_execution(model, settings(execution="gather", **plain), gpu)
@@ -349,9 +362,10 @@ def test_graphs_equal_skipping_on_a_gpu(micros: int) -> None:
 
 
 @on_gpu
-def test_dropout_in_a_graph_is_a_function_of_the_seed() -> None:
+@every_family
+def test_dropout_in_a_graph_is_a_function_of_the_seed(config: ModelConfig) -> None:
     gpu, subnetwork = torch.device("cuda"), SUBNETWORKS["depth"]
-    model = bert(gpu, torch.float32, replace(CONFIG, dropout=0.2))
+    model = build(gpu, torch.float32, replace(config, dropout=0.2))
     run = make_execution(model, settings(execution="gather", precision="float32", compile=False), gpu)
     losses = []
     for seed in (1, 2, 1):  # the first one is captured, the last one only replayed
@@ -365,12 +379,13 @@ def test_dropout_in_a_graph_is_a_function_of_the_seed() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.parametrize("form", ["skip", "gather"])
 @pytest.mark.parametrize("name", ["full", "depth", "branches"])
-def test_half_precision_stays_close_to_double(name: str, form: str) -> None:
-    config = replace(CONFIG, width=64, head_size=16)
+@every_family
+def test_half_precision_stays_close_to_double(name: str, form: str, config: ModelConfig) -> None:
+    config = replace(config, width=64, head_size=16)
     gpu, subnetwork = torch.device("cuda"), SUBNETWORKS[name]
-    exact = bert(config=config)
+    exact = build(config=config)
     loss, expected = gradients(exact, make_execution(exact, settings(), CPU), subnetwork, 1)
-    model = bert(gpu, torch.float32, config)
+    model = build(gpu, torch.float32, config)
     run = make_execution(model, settings(execution=form), gpu)
     for _ in range(2):
         found_loss, found = gradients(model, run, subnetwork, 1)

@@ -114,7 +114,7 @@ def test_card_has_the_numbers_of_the_run(run: Path) -> None:
         "| method | raptr (sched",
     ):
         assert f"\n{line}" in text
-    assert f"| held-out loss | {found.state['eval_loss']:.4f} nats" in text
+    assert f"| held-out loss | {found.state['eval_loss']:.4f} nats a masked token" in text
     part = (export(run, layers=2) / "README.md").read_text()
     assert "\n| layers | 2 of 6 layers (1, 6) |" in part
     assert "this part was not measured" in part

@@ -16,6 +16,7 @@ from raptr.growth import apply as growth_apply
 from raptr.methods import METHODS
 from raptr.methods.growing import Growing
 from raptr.models.model import Model
+from raptr.models.registry import FAMILIES
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
@@ -53,7 +54,8 @@ def float64() -> Iterator[None]:
 
 def config(store: TokenStore, method: dict[str, Any], sections: dict[str, dict[str, Any]] | None = None) -> Config:
     given = sections or {}
-    model = {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16}
+    family = next(name for name in FAMILIES if store.manifest.objective in FAMILIES[name].objectives)
+    model = {"family": family, "size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16}
     train = {"steps": STEPS, "batch": 4, "eval_samples": 8, "log_every": 1, "checkpoint_every": 100, "device": "cpu"}
     return Config.read(
         {
@@ -135,9 +137,15 @@ def test_a_kill_around_a_growth_is_not_noticed(
 
 
 @pytest.mark.parametrize(("method", "sections"), CASES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_costs_what_was_planned_and_ends_full(
-    method: dict[str, Any], sections: dict[str, dict[str, Any]], store: TokenStore, tmp_path: Path
+    family: str,
+    method: dict[str, Any],
+    sections: dict[str, dict[str, Any]],
+    stores: dict[str, TokenStore],
+    tmp_path: Path,
 ) -> None:
+    store = stores[family]
     chosen = config(store, method, sections)
     leg(chosen, tmp_path, store)
     dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
@@ -211,10 +219,11 @@ def logits(trainer: Trainer, subnetwork: Subnetwork) -> Tensor:
         ({"name": "progressive-stacking"}, False),
     ],
 )
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_growth_promises_to_leave_as_it_is(
-    method: dict[str, Any], preserving: bool, store: TokenStore, tmp_path: Path
+    family: str, method: dict[str, Any], preserving: bool, stores: dict[str, TokenStore], tmp_path: Path
 ) -> None:
-    trainer = before_growth(config(store, method), store, tmp_path)
+    trainer = before_growth(config(stores[family], method), stores[family], tmp_path)
     before = logits(trainer, trainer.method.evaluated(trainer.step))
     trainer.grow(trainer.method.shape(trainer.step))
     after = logits(trainer, trainer.method.subnetwork(trainer.step))
@@ -252,10 +261,11 @@ def by_hand(trainer: Trainer, sources: Sequence[int]) -> tuple[Model, torch.opti
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("method", [{"name": "stacking"}, {"name": "lemon"}])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_after_growth_the_optimizer_goes_on_as_if_the_model_had_always_been_large(
-    method: dict[str, Any], store: TokenStore, tmp_path: Path
+    family: str, method: dict[str, Any], stores: dict[str, TokenStore], tmp_path: Path
 ) -> None:
-    trainer = before_growth(config(store, method), store, tmp_path)
+    trainer = before_growth(config(stores[family], method), stores[family], tmp_path)
     sources = (0, 1, 2, 2)
     model, optimizer = by_hand(trainer, sources)
     trainer.grow(trainer.method.shape(trainer.step))
@@ -300,13 +310,16 @@ def test_whose_first_update_is_that_of_a_fresh_optimizer(
 ADAM = ("lr", "betas", "eps", "weight_decay")
 
 
-def test_zeroed_tensors_never_have_their_sources_moments(store: TokenStore, tmp_path: Path) -> None:
-    trainer = before_growth(config(store, {"name": "lemon", "init": "zero"}), store, tmp_path)
+@pytest.mark.parametrize(("family", "parts"), [("bert", ("weight", "bias")), ("decoder", ("weight",))])
+def test_zeroed_tensors_never_have_their_sources_moments(
+    family: str, parts: tuple[str, ...], stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    trainer = before_growth(config(stores[family], {"name": "lemon", "init": "zero"}), stores[family], tmp_path)
     trainer.grow(trainer.method.shape(trainer.step))
     there = trainer.tensors()
     for kind in ("model", "exp_avg", "exp_avg_sq", "step"):
         for module in ("attention_out", "mlp_out"):
-            for part in ("weight", "bias"):
+            for part in parts:
                 if kind == "model":
                     assert not there[f"{kind}.blocks.3.{module}.{part}"].any()
                 else:
@@ -334,8 +347,11 @@ def test_state_of_any_kind_and_shape_follows_its_layer(
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_new_parameters_are_trained_and_only_matrices_decay(name: str, store: TokenStore, tmp_path: Path) -> None:
-    trainer = before_growth(config(store, {"name": name}), store, tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_new_parameters_are_trained_and_only_matrices_decay(
+    family: str, name: str, stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    trainer = before_growth(config(stores[family], {"name": name}), stores[family], tmp_path)
     trainer.grow(trainer.method.shape(trainer.step))
     decayed, plain = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.01, 0)
@@ -350,7 +366,9 @@ def test_new_parameters_are_trained_and_only_matrices_decay(name: str, store: To
     assert {kinds.count(kind) for kind in ("model", "exp_avg", "exp_avg_sq", "step")} == {len(trainer.parameters)}
 
 
-def test_export_of_a_model_that_is_still_growing(store: TokenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_export_of_a_model_that_is_still_growing(family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    store = stores[family]
     pretrain(config(store, {"name": "stacking"}), tmp_path / "small", until=GROWTHS[0], console=QUIET)
     folder = export(tmp_path / "small")
     assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 3

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
 from raptr.methods import METHODS
+from raptr.models.registry import FAMILIES
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.diverged import Diverged
@@ -73,19 +74,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
     ("raptr", {}, {"optimizer": {"name": "adafactor", "idle": "zero"}, "model": WIDE}),
     ("stacking", {}, {"optimizer": {"name": "adafactor"}, "model": WIDE}),
 ]
+STOPS = [("bert", stops) for stops in ((1, 2), (5, 11), (4, 12), (15, 16))] + [("decoder", (4, 11))]
+MODELS: dict[str, dict[str, Any]] = {"bert": {}, "decoder": {"family": "decoder", "heads": 8, "kv_heads": 4}}
 
 
 @pytest.mark.parametrize(("name", "settings", "sections"), CASES)
-@pytest.mark.parametrize("stops", [(1, 2), (5, 11), (4, 12), (15, 16)])
+@pytest.mark.parametrize(("family", "stops"), STOPS)
 def test_stopped_twice_ends_bit_for_bit_as_never_stopped(
     name: str,
     settings: dict[str, Any],
     sections: dict[str, dict[str, Any]],
+    family: str,
     stops: tuple[int, int],
-    store: TokenStore,
+    stores: dict[str, TokenStore],
     tmp_path: Path,
 ) -> None:
-    chosen = config({"name": name, **settings}, **sections)
+    store, model = stores[family], {**MODELS[family], **sections.get("model", {})}
+    chosen = config({"name": name, **settings}, **{**sections, "model": model})
     whole, weights = leg(chosen, tmp_path / "whole", store)
     for until in (*stops, STEPS):
         result, resumed = leg(chosen, tmp_path / "legs", store, until)
@@ -216,9 +221,11 @@ def test_a_kill_between_checkpoints_loses_only_the_steps_since(store: TokenStore
     assert differing(weights, resumed) == []
 
 
-def test_everything_kept_trains_as_full_bit_for_bit(store: TokenStore, tmp_path: Path) -> None:
-    _, full = leg(config({"name": "full"}), tmp_path / "full", store)
-    _, raptr = leg(config({"name": "raptr", "schedule": "6-6-6"}), tmp_path / "raptr", store)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_kept_trains_as_full_bit_for_bit(family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    store, model = stores[family], {"family": family}
+    _, full = leg(config({"name": "full"}, model=model), tmp_path / "full", store)
+    _, raptr = leg(config({"name": "raptr", "schedule": "6-6-6"}, model=model), tmp_path / "raptr", store)
     assert differing(full, raptr) == []
 
 
@@ -233,9 +240,12 @@ def test_golden_losses(store: TokenStore, tmp_path: Path) -> None:
     assert losses["eval"] == pytest.approx(golden["eval"], rel=1e-5)
 
 
-def _one_step(store: TokenStore, tmp_path: Path, idle: str, **optimizer: Any) -> tuple[set[str], set[str]]:
+def _one_step(
+    store: TokenStore, tmp_path: Path, idle: str, family: str = "bert", **optimizer: Any
+) -> tuple[set[str], set[str]]:
     """Which tensors of idle and of running layers move in step 1, whose state is no longer fresh."""
-    chosen = config({"name": "raptr", "schedule": "2-6"}, optimizer={"idle": idle, "warmup": 0, **optimizer})
+    sections = {"model": {"family": family}, "optimizer": {"idle": idle, "warmup": 0, **optimizer}}
+    chosen = config({"name": "raptr", "schedule": "2-6"}, **sections)
     trainer = Trainer(chosen, RunFolder(tmp_path), store, CPU)
     for _ in range(4):
         trainer.optimize(trainer.method.subnetwork(7))  # a full step first, so that every moment is set
@@ -250,15 +260,17 @@ def _one_step(store: TokenStore, tmp_path: Path, idle: str, **optimizer: Any) ->
     return moved & idle_names, idle_names
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
-def test_skip_leaves_idle_layers_alone(name: str, store: TokenStore, tmp_path: Path) -> None:
-    moved, idle_names = _one_step(store, tmp_path, "skip", name=name)
+def test_skip_leaves_idle_layers_alone(name: str, family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    moved, idle_names = _one_step(stores[family], tmp_path, "skip", family, name=name)
     assert moved == set()
     assert any(not name.startswith("model.") for name in idle_names)
 
 
-def test_zero_lets_momentum_and_decay_go_on(store: TokenStore, tmp_path: Path) -> None:
-    moved, idle_names = _one_step(store, tmp_path, "zero")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zero_lets_momentum_and_decay_go_on(family: str, stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    moved, idle_names = _one_step(stores[family], tmp_path, "zero", family)
     assert moved == idle_names
 
 
@@ -298,10 +310,16 @@ def test_what_a_run_records(store: TokenStore, tmp_path: Path) -> None:
     assert (tmp_path / "environment.json").exists()
 
 
-@pytest.mark.parametrize(("name", "peak"), [("adamw", 0.01), ("muon", 0.01), ("adafactor", 0.03)])
-def test_training_learns_and_beats_chance(name: str, peak: float, store: TokenStore, tmp_path: Path) -> None:
-    chosen = config(train={"steps": 300, "batch": 16, "log_every": 50}, optimizer={"name": name, "peak": peak})
-    result, _ = leg(chosen, tmp_path, store, until=300)
+@pytest.mark.parametrize(
+    ("family", "name", "peak"),
+    [("bert", "adamw", 0.01), ("bert", "muon", 0.01), ("bert", "adafactor", 0.03), ("decoder", "adamw", 0.01)],
+)
+def test_training_learns_and_beats_chance(
+    family: str, name: str, peak: float, stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    train, optimizer = {"steps": 300, "batch": 16, "log_every": 50}, {"name": name, "peak": peak}
+    chosen = config(train=train, optimizer=optimizer, model={"family": family})
+    result, _ = leg(chosen, tmp_path, stores[family], until=300)
     first = records(tmp_path)[0]
     assert result.eval_loss is not None
     assert result.eval_loss < 0.75 * first["loss"]

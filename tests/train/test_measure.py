@@ -20,10 +20,10 @@ from raptr.train.measure import measure
 UPDATE, PACE, SETUP = 0.25, 1e-6, 1000.0  # seconds of an update, of a FLOP, and of compiling for a new stage
 
 
-def config(method: dict[str, Any], **train: Any) -> Config:
+def config(method: dict[str, Any], family: str = "bert", **train: Any) -> Config:
     return Config.read(
         {
-            "model": {"size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
+            "model": {"family": family, "size": "tiny", "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
             "method": method,
             "data": {"length": 16, "vocabulary": 600},
             "train": {"steps": 1600, "batch": 16, "device": "cpu", **train},
@@ -59,11 +59,11 @@ class Clock:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("longest", "batch"), [(1.0, 16), (0.0, 4)])
+@pytest.mark.parametrize(("family", "longest", "batch"), [("bert", 1.0, 16), ("bert", 0.0, 4), ("decoder", 0.0, 4)])
 def test_every_method_takes_as_long_as_its_steps(
-    name: str, longest: float, batch: int, monkeypatch: pytest.MonkeyPatch
+    name: str, family: str, longest: float, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, chosen = Clock(monkeypatch), config({"name": name})
+    clock, chosen = Clock(monkeypatch), config({"name": name}, family)
     monkeypatch.setattr(measuring, "LONGEST", longest)
     measured = measure(chosen)
     assert clock.batches == {batch}

@@ -180,7 +180,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
     """Check a comparison, solve its budgets and build the configuration of every run; unknown keys are errors."""
     spec = read(_Spec, given)
     base = _base(spec, device)
-    vocabulary = base.data.vocabulary_size()
+    vocabulary = base.vocabulary_size()
     entries = _entries(spec, base, vocabulary)
     full = entries[FULL]
     if spec.flops is not None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from raptr.data.tokenizer import CONFIG, Vocabulary, load, read_vocabulary
+from raptr.data.tokenizer import BERT, CONFIG, Vocabulary, load, read_vocabulary
 from raptr.data.verification import first_damaged
 from raptr.hashing import Uint64s
 
@@ -102,6 +102,11 @@ class Manifest:
     request: dict[str, Any] = field(default_factory=dict)
     special_tokens: dict[str, str] = field(default_factory=dict)
     """The tokenizer's own names of special tokens, by ours; only those that differ."""
+
+    @property
+    def objective(self) -> str:
+        """What the text was prepared for; folders that do not say it were made when there was one objective."""
+        return str(self.request.get("objective", BERT.objective))
 
     @property
     def fingerprint(self) -> str:

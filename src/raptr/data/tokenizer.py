@@ -76,6 +76,10 @@ class Vocabulary:
         """What the tokenizer calls a special token."""
         return self.names.get(token, token)
 
+    def missing(self, specials: Specials) -> list[str]:
+        """The special tokens that an objective needs and this vocabulary lacks."""
+        return [token for token in specials.tokens if token not in specials.optional and token not in self]
+
     def ordinary(self, specials: Specials) -> NDArray[np.bool_]:
         """For each id whether the token is ordinary; a vocabulary that lacks a special token is refused.
 
@@ -83,8 +87,7 @@ class Vocabulary:
         """
         name = specials.objective
         remedy = f"raptr prepare --objective {name}, without --tokenizer, trains a vocabulary that fits."
-        needed = [token for token in specials.tokens if token not in specials.optional]
-        if missing := [token for token in needed if token not in self]:
+        if missing := self.missing(specials):
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             raise ValueError(
                 f"the vocabulary lacks {' '.join(missing[:NAMED])}{more}, which the objective {name} needs. {remedy}"

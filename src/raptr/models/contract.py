@@ -88,6 +88,7 @@ class Family:
     name: str
     sizes: Mapping[str, ModelConfig]
     objectives: tuple[str, ...]  # what it can be trained on
+    planned: str | None = None  # the size of a plan that names none; None: the first
 
     @property
     def config(self) -> type[ModelConfig]:

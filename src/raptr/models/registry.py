@@ -14,6 +14,12 @@ def register(family: Family) -> None:
     FAMILIES[family.name] = family
 
 
+def planned_size(family: str | None) -> str | None:
+    """The size of a plan that names none; `family` is as given, None for the default."""
+    known = FAMILIES.get(family or next(iter(FAMILIES)))
+    return None if known is None else known.planned
+
+
 def sizes_help() -> str:
     """The families' sizes, for the help of an option."""
     return "; ".join(f"{name}: {', '.join(family.sizes)}" for name, family in FAMILIES.items())

@@ -32,6 +32,7 @@ class CausalLM(Objective):
     name: ClassVar[str] = "causal"
     specials: ClassVar[Specials] = CAUSAL
     attention: ClassVar[Attention] = "causal"
+    target: ClassVar[str] = "token"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without an end token."""

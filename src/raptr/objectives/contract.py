@@ -23,6 +23,7 @@ class Objective(ABC):
     name: ClassVar[str]
     specials: ClassVar[Specials]
     attention: ClassVar[Attention]
+    target: ClassVar[str]  # what the loss is the mean over, in words
 
     @abstractmethod
     def __init__(self, vocabulary: Vocabulary) -> None:

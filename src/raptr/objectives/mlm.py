@@ -42,6 +42,7 @@ class MaskedLM(Objective):
     name: ClassVar[str] = "mlm"
     specials: ClassVar[Specials] = BERT
     attention: ClassVar[Attention] = "full"
+    target: ClassVar[str] = "masked token"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Refuse a vocabulary without BERT's special tokens."""

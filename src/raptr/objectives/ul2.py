@@ -96,6 +96,7 @@ class UL2(Objective):
     name: ClassVar[str] = "ul2"
     specials: ClassVar[Specials] = TOKENS
     attention: ClassVar[Attention] = "prefix"
+    target: ClassVar[str] = "token"
 
     def __init__(self, vocabulary: Vocabulary, mixture: tuple[Denoiser, ...] = MIXTURE) -> None:
         """Refuse a vocabulary without modes and sentinels, and a mixture in which splits have no pairs."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from raptr.data import open_store
+from raptr.data import TokenStore, open_store
 from raptr.methods import Method, make_method
 from raptr.models.contract import Family, ModelConfig
 from raptr.models.registry import FAMILIES
@@ -98,12 +98,6 @@ class DataSettings:
         if not 8 <= self.length <= MOST_WIDE:
             raise ValueError(f"data.length is {self.length}; a whole number from 8 to {MOST_WIDE} is allowed")
 
-    def vocabulary_size(self) -> int:
-        """How many tokens there are: the built-in text's, or those of the prepared folder."""
-        if self.source is None or self.source == BUILTIN:
-            return self.vocabulary
-        return open_store(Path(self.source)).vocabulary.size
-
 
 @dataclass(frozen=True)
 class ObjectiveSettings:
@@ -153,15 +147,7 @@ class TrainSettings:
     tracker: str = field(default="tensorboard", metadata=FREE)  # also gets the numbers: train/trackers/
 
     def __post_init__(self) -> None:
-        least = {
-            "steps": 1,
-            "batch": 1,
-            "accumulate": 1,
-            "seed": 0,
-            "eval_samples": 1,
-            "keep": 1,
-            "log_every": 1,
-        }
+        least = {"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "eval_samples": 1, "keep": 1, "log_every": 1}
         for name in ("eval_every", "checkpoint_every"):
             if getattr(self, name) is not None:
                 least[name] = 1
@@ -312,6 +298,23 @@ class Config:
             "optimizer": asdict(self.optimizer),
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
         }
+
+    def prepared(self, source: str) -> TokenStore:
+        """The prepared text in a folder; a vocabulary that the objective cannot use is refused."""
+        store, objective = open_store(Path(source)), self.objective.kind.specials
+        if store.vocabulary.missing(objective):
+            others = [name for name, family in FAMILIES.items() if store.manifest.objective in family.objectives]
+            raise ValueError(
+                f"data.source is {source!r}, prepared for {store.manifest.objective}, but model.family "
+                f"{self.model.family} learns {self.objective.name}. Prepare the text with raptr prepare "
+                f"--objective {self.objective.name}{', or use --family ' + ' or '.join(others) if others else ''}."
+            )
+        return store
+
+    def vocabulary_size(self) -> int:
+        """How many tokens there are: the built-in text's, or those of the prepared folder."""
+        source = self.data.source
+        return self.data.vocabulary if source in (None, BUILTIN) else self.prepared(source).vocabulary.size
 
     @property
     def targets(self) -> int:

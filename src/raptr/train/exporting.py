@@ -115,7 +115,8 @@ def card(
     settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
     progress = found.progress()
     loss = progress.eval_loss
-    reached = "not measured" if loss is None else f"{loss:.4f} nats a masked token, the last measured by this step"
+    target = config.objective.kind.target
+    reached = "not measured" if loss is None else f"{loss:.4f} nats a {target}, the last measured by this step"
     of = "" if measured else " (that of the full model: this part was not measured)"
     kept = ", ".join(str(layer + 1) for layer in part.kept)
     depth = f"{part.size} layers" if part.size == part.layers else f"{part.size} of {part.layers} layers ({kept})"

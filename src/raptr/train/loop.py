@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
 from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
@@ -379,7 +379,7 @@ def open_data(config: Config, run: Path, console: Console, *, verify: bool = Fal
         with console.status("preparing the built-in text (the Python standard library) …"):
             specials = config.objective.kind.specials
             return prepare_builtin(run.parent / ".data", config.data.vocabulary, specials=specials)
-    store = open_store(Path(source))
+    store = config.prepared(source)
     with console.status("checking the token shards …"):
         store.verify(anew=verify)
     return store

@@ -66,7 +66,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     """Time some steps of each stage of this run on this machine."""
     console, device = console or Console(quiet=True), config.train.resolve_device()
     cuda = device.type == "cuda"
-    dimensions = config.model.build(config.data.vocabulary_size(), config.data.length)
+    dimensions = config.model.build(config.vocabulary_size(), config.data.length)
     whole = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
     full = flops(dimensions, Subnetwork.full(dimensions.layers), **whole)
     batch = config.train.batch if cuda else _affordable(config, full.total)

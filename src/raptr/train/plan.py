@@ -54,7 +54,7 @@ class Plan:
 def plan_run(config: "Config") -> Plan:
     """What a run of this configuration costs."""
     data = config.data
-    dimensions = config.model.build(data.vocabulary_size(), data.length)
+    dimensions = config.model.build(config.vocabulary_size(), data.length)
     method = config.make_method(dimensions)
     return plan(method, dimensions, sequences=config.train.batch, length=data.length, targets=config.targets)
 

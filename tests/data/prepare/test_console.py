@@ -13,29 +13,37 @@ def book(folder: Path, paragraphs: int) -> None:
     (folder / "book.txt").write_text(text, encoding="utf-8")
 
 
+@pytest.mark.parametrize(("objective", "first"), [("mlm", "demo"), ("causal", "decoder-demo")])
 @pytest.mark.parametrize(("paragraphs", "length"), [(2000, 64), (40, None)])
 def test_from_a_book_to_a_run_by_the_command_that_is_shown(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    objective: str,
+    first: str,
     paragraphs: int,
     length: int | None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     book(tmp_path, paragraphs)
-    assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "data/my book", "--vocabulary", "300") == 0
+    asked = ["--data", "book.txt", "--out", "data/my book", "--vocabulary", "300", "--objective", objective]
+    assert call(monkeypatch, "prepare", *asked) == 0
     said = capsys.readouterr().err
     assert f"{paragraphs:,} documents, one per paragraph" in said
     (shown,) = [line.removeprefix("next") for line in said.splitlines() if line.startswith("next")]
     program, command, recipe, *options = shlex.split(shown)
-    assert (program, command, recipe) == ("raptr", "pretrain", "demo")
+    assert (program, command, recipe) == ("raptr", "pretrain", first)
     assert options[:4] == ["--data", "data/my book", "--run", "runs/my book"]
     assert ("--length" in options) == (length is None)
     # The demo's own run, on other data, is not in the way.
-    (tmp_path / "runs" / "demo-raptr").mkdir(parents=True)
-    (tmp_path / "runs" / "demo-raptr" / "config.yaml").write_text("{}")
+    (tmp_path / "runs" / f"{first}-raptr").mkdir(parents=True)
+    (tmp_path / "runs" / f"{first}-raptr" / "config.yaml").write_text("{}")
     assert call(monkeypatch, command, recipe, *options, "--until", "1", "--batch", "2") == 0
     assert (tmp_path / "runs" / "my book" / "metrics.jsonl").exists()
+    if length is None:  # a longer sequence than the one shown would not have fitted
+        longer = [*options[:-1], str(int(options[-1]) + 1)]
+        assert options[-2] == "--length"
+        assert call(monkeypatch, command, recipe, *longer, "--until", "1", "--batch", "2", "--fresh") == 2
 
 
 def test_too_little_text_to_train_on_is_said(
@@ -49,14 +57,21 @@ def test_too_little_text_to_train_on_is_said(
     assert "raptr pretrain" not in said
 
 
-def test_the_recipe_fits_the_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", None)])
+def test_the_recipe_fits_the_machine_and_the_objective(
+    objective: str,
+    recipe: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     book(tmp_path, 2000)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert call(monkeypatch, "prepare", "--data", "book.txt", "--out", "mine", "--vocabulary", "300") == 0
-    assert "raptr pretrain bert-mini --data mine --run runs/mine" in capsys.readouterr().err
+    asked = ["--data", "book.txt", "--out", "mine", "--vocabulary", "400", "--objective", objective]
+    assert call(monkeypatch, "prepare", *asked) == 0
+    shown = capsys.readouterr().err.partition("next    ")[2].strip()
+    assert shown == (f"raptr pretrain {recipe} --data mine --run runs/mine" if recipe else "")
 
 
 def test_a_refusal_is_all_that_is_printed(

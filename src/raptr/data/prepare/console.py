@@ -82,11 +82,15 @@ def preparation_table(store: TokenStore) -> Table:
     return table
 
 
-def next_command(store: TokenStore, recipe: str, length: int) -> str:
-    """The command that trains on what was prepared, in a run of its own; `length` is the recipe's."""
+def next_command(store: TokenStore, recipe: str, length: int, window: int) -> str:
+    """The command that trains on what was prepared, in a run of its own.
+
+    `length` is the recipe's, `window` the raw tokens that a sequence of this length is made of.
+    """
     command = ["raptr", "pretrain", recipe, "--data", str(store.path), "--run", f"runs/{store.path.resolve().name}"]
     tokens = store.longest_window()
-    if tokens + 1 >= length:
+    longest = tokens - (window - length)
+    if longest >= length:
         return f"next    {shlex.join(command)}"
     few = f"A domain has only {tokens} tokens in a row to train on or to hold out; more text or --held-out can help."
-    return few if tokens + 1 < SHORTEST else f"{few}\nnext    {shlex.join([*command, '--length', str(tokens + 1)])}"
+    return few if longest < SHORTEST else f"{few}\nnext    {shlex.join([*command, '--length', str(longest)])}"

@@ -44,4 +44,4 @@ SIZES: dict[str, BertConfig] = {
     "base": BertConfig(layers=12, width=768, heads=12, head_size=64, mlp=3072),
     "large": BertConfig(layers=24, width=1024, heads=16, head_size=64, mlp=4096),
 }
-BERT = Family("bert", SIZES, objectives=("mlm",))
+BERT = Family("bert", SIZES, objectives=("mlm",), planned="base")

@@ -83,4 +83,4 @@ SIZES: dict[str, DecoderConfig] = {
     "100m": DecoderConfig(layers=12, width=768, heads=12, head_size=64, mlp=2048, init="fan-in"),
     "1.6b": DecoderConfig(layers=24, width=2048, heads=16, head_size=128, mlp=8192, init="fan-in"),
 }
-DECODER = Family("decoder", SIZES, objectives=("causal",))
+DECODER = Family("decoder", SIZES, objectives=("causal",), planned="100m")
