@@ -68,7 +68,8 @@ def prefix_blocks(prefix_B: Tensor, length: int) -> BlockMask:
     tile_T = torch.arange(-(-length // BLOCK), device=prefix_B.device)
     row_T1, prefix_B11 = tile_T.unsqueeze(1), prefix_B.view(-1, 1, 1)
     needed_BTT = (tile_T <= row_T1) | (tile_T * BLOCK < prefix_B11)
-    full_BTT = (tile_T < row_T1) | ((tile_T + 1) * BLOCK <= prefix_B11)
+    inside_T1 = (row_T1 + 1) * BLOCK <= length  # a block that reaches beyond the sequence is none that all of it sees
+    full_BTT = ((tile_T < row_T1) | ((tile_T + 1) * BLOCK <= prefix_B11)) & inside_T1
     some, whole = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
     return BlockMask.from_kv_blocks(*some, *whole, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
 
