@@ -17,6 +17,7 @@ from raptr.train.config import Config, merged
 from raptr.train.flops import flops
 from raptr.train.loop import Trainer, pretrain
 from raptr.train.measure import measure
+from raptr.train.resolve import resolve
 from raptr.train.run import RunFolder
 from tests.train.legs import QUIET, differing, leg, records
 
@@ -145,5 +146,29 @@ def test_recipes_have_micro_batches_of_whole_cycles(name: str) -> None:
     recipe = Config.read(RECIPES[name]())
     assert recipe.objective.name == "ul2"
     assert recipe.targets == 192
-    for schedule in ("6-12-18-24",) if name == "ul2-1.6b" else ():
-        Config.read(merged(RECIPES[name](), {"method": {"name": "raptr", "schedule": schedule, "full_start": 30_000}}))
+
+
+@pytest.mark.parametrize(
+    ("sets", "last"),
+    [
+        ((), 240_000),
+        (("method.full_start=30000", "optimizer.decay=0.325"), 270_000),
+        (("method.schedule=6-12-18-24", "method.average=20", "optimizer.decay=0.567"), 173_333),
+        (("optimizer.decay_shape=inverse-sqrt", "optimizer.decay=0.975", "optimizer.floor=0"), 240_000),
+    ],
+    ids=["main", "full start", "other stages", "square root"],
+)
+def test_the_papers_variants_cost_twenty_layers_and_decay_in_the_last_stage(sets: tuple[str, ...], last: int) -> None:
+    chosen = resolve("ul2-1.6b", None, None, {}, sets)
+    method = chosen.make_method(chosen.model.build(chosen.data.vocabulary, chosen.data.length))
+    phases = method.phases()
+    assert sum((phase.stop - phase.start) * phase.size for phase in phases) / method.steps == pytest.approx(
+        20, abs=1e-3
+    )
+    assert phases[-1].start == last
+    if chosen.optimizer.decay_shape == "cosine":
+        assert method.steps - chosen.optimizer.decay_steps(method.steps) == pytest.approx(last, abs=200)
+        assert chosen.optimizer.learning_rate(method.steps - 1, method.steps) == pytest.approx(1e-3, rel=1e-3)
+    else:
+        assert chosen.optimizer.learning_rate(90_000, method.steps) == pytest.approx(1 / 300)
+    assert all(option in (RECIPES["ul2-1.6b"].__doc__ or "") for option in sets)

@@ -26,11 +26,13 @@ def ul2_small() -> Recipe:
 
 
 def ul2_large() -> Recipe:
-    """The paper's 1.6B decoder: 400k steps, batch 512, 12-16-20-24 Proportional; not run yet.
+    """The paper's 1.6B decoder: 400k steps, batch 512, 12-16-20-24 Proportional, square-root scaling; not run yet.
 
-    The paper's variants are options: an initial phase of full training, --set method.full_start=30000; a longer
-    schedule, --set method.schedule=6-12-18-24; the square-root learning rate, --set optimizer.decay_shape=inverse-sqrt
-    --set optimizer.decay=0.975 --set optimizer.floor=0. Its text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv.
+    The learning rate decays in the last stage. The paper's variants, by options:
+    30k steps of full training first: --set method.full_start=30000 --set optimizer.decay=0.325
+    other stages: --set method.schedule=6-12-18-24 --set method.average=20 --set optimizer.decay=0.567
+    the square-root rate: --set optimizer.decay_shape=inverse-sqrt --set optimizer.decay=0.975 --set optimizer.floor=0
+    Its text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv.
 
     Command: raptr pretrain ul2-1.6b --data FOLDER
     """
@@ -39,6 +41,6 @@ def ul2_large() -> Recipe:
         "objective": {"name": "ul2"},
         "method": {"name": "raptr", "schedule": "12-16-20-24", "lengths": "proportional", "scaling": "sqrt"},
         "data": {"vocabulary": 32_768, "length": 512},
-        "optimizer": {**ADAFACTOR, "warmup": 10_000},
+        "optimizer": {**ADAFACTOR, "warmup": 10_000, "decay": 0.4, "idle": "zero"},
         "train": {"steps": 400_000, "batch": 512, "accumulate": 8, "eval_samples": 4096},
     }
