@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from raptr.models.attention import Segments, attend, make_prefix, make_segments, prefix_blocks
@@ -97,6 +98,12 @@ def test_blocks_equal_the_dense_mask_and_other_prefixes_need_no_other_code() -> 
         found = attended(q, k, Segments(blocks=prefix_blocks(prefix_B, 256)))
         torch.testing.assert_close(found, attend(q, k, k, make_prefix(prefix_B, 256)))
     assert counter.frame_count == 1
+
+
+def test_no_number_of_a_prefix_is_read_back_while_blocks_are_made() -> None:
+    with FakeTensorMode():  # which has shapes and no numbers: as in a CUDA graph, nothing can depend on them
+        blocks = prefix_blocks(torch.full((3,), 100), 512)
+    assert blocks.kv_indices.shape == (3, 1, 4, 4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

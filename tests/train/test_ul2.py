@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
+from raptr.models.attention import Segments, prefix_blocks
+from raptr.models.decoder import model as decoder
+from raptr.models.fused import KERNELS
 from raptr.objectives import SPECIALS
 from raptr.objectives.ul2 import STANDARD
 from raptr.recipes import RECIPES
@@ -92,6 +97,62 @@ def test_micro_batches_are_one_batch(text: TokenStore, tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def steps(trainer: Trainer, count: int, subnetwork: Subnetwork) -> list[Tensor]:
+    """Loss and gradients of some steps, without updates: only the batches, and with them the prefixes, differ."""
+    found = []
+    for step in range(count):
+        trainer.step = step
+        trainer.model.zero_grad(set_to_none=True)
+        loss = trainer.gradients(subnetwork)
+        found += [loss, *(p.grad.clone() for p in trainer.parameters if p.grad is not None)]
+    return found
+
+
+PART = Subnetwork((1.0, 0.0, 2.0, 1.0))
+
+
+@pytest.mark.parametrize("given", [{"execution": "gather"}, {"recompute": True}], ids=["gather", "recompute"])
+def test_forms_of_execution_compute_the_same(given: dict[str, Any], text: TokenStore, tmp_path: Path) -> None:
+    expected = steps(Trainer(config(), RunFolder(tmp_path), text, CPU), 2, PART)
+    found = steps(Trainer(config(train=given), RunFolder(tmp_path), text, CPU), 2, PART)
+    torch.testing.assert_close(found, expected)
+    assert not torch.equal(expected[0], expected[len(expected) // 2])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, from its compiler
+def test_blocks_are_compiled_once_for_all_prefixes(
+    text: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(config(), RunFolder(tmp_path), text, CPU)
+    batches, inputs = [trainer.batch(step) for step in range(3)], trainer.model.inputs(PART)
+    with torch.no_grad():
+        expected = [trainer.model(batch, inputs) for batch in batches]
+
+    def as_on_a_gpu(prefix_B: Tensor, length: int) -> Segments:
+        return Segments(blocks=prefix_blocks(prefix_B, length))
+
+    monkeypatch.setattr(decoder, "make_prefix", as_on_a_gpu)
+    counter = CompileCounter()
+    for block in trainer.model.blocks:
+        block.compile(backend=counter, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        found = [trainer.model(batch, inputs) for batch in batches]
+    torch.testing.assert_close(found, expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and KERNELS), reason="needs an NVIDIA GPU and Triton")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, from its compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_computes_what_a_cpu_does(compiled: bool, text: TokenStore, tmp_path: Path) -> None:
+    gpu = torch.device("cuda")
+    expected = steps(Trainer(config(), RunFolder(tmp_path), text, CPU), 3, PART)
+    for form in ("skip", "gather"):  # gather is replayed with the prefixes of other batches
+        given = {"device": "cuda", "precision": "float32", "execution": form, "compile": compiled}
+        found = steps(Trainer(config(train=given), RunFolder(tmp_path), text, gpu), 3, PART)
+        torch.testing.assert_close([tensor.cpu() for tensor in found], expected, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("mixture", [STANDARD, {"R-3-0.15": 3, "S": 2}], ids=["standard", "of five"])
 def test_flops_count_the_targets_of_a_batch(mixture: dict[str, int], text: TokenStore, tmp_path: Path) -> None:
     batch = 2 * sum(mixture.values())
@@ -131,14 +192,20 @@ def test_settings_that_do_not_fit_are_refused(given: dict[str, dict[str, Any]], 
         config(**given)
 
 
+def test_another_size_keeps_the_z_loss() -> None:
+    other = Config.read(merged(RECIPES["ul2-small"](), {"model": {"size": "mini"}}))
+    assert other.model.given == {"z_loss": 1e-4}
+
+
 def test_another_objective_takes_nothing_from_the_mixture() -> None:
     mixed = config(objective={"mixture": {"S": 2}}).mapping()
     assert Config.read(merged(mixed, {"objective": {"name": "causal"}})).objective.mixture is None
 
 
-def test_time_is_measured_on_whole_cycles() -> None:
-    chosen = config(data={"vocabulary": 512}, train={"steps": 4, "batch": 2**16, "accumulate": 2**9})
-    assert measure(chosen).timed_batch % 16 == 0
+def test_time_is_measured_on_whole_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raptr.train.measure.LONGEST", 0.0)
+    chosen = config(data={"vocabulary": 512}, train={"steps": 4, "batch": 64, "accumulate": 1})
+    assert measure(chosen).timed_batch == 16
 
 
 @pytest.mark.parametrize("name", ["ul2-small", "ul2-1.6b"])
