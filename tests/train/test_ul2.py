@@ -176,9 +176,9 @@ def test_the_mixture_is_recorded_and_compared(text: TokenStore, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"train": {"batch": 24, "accumulate": 1}}, r"train\.batch is 24.*train\.accumulate.*\b16\b"),
-        ({"train": {"batch": 64, "accumulate": 8}}, r"train\.batch is 64 in 8.*train\.accumulate.*\b16\b"),
-        ({"objective": {"mixture": {"S": 6}}}, r"train\.batch is 32 in 2.*\b6\b"),
+        ({"train": {"batch": 24, "accumulate": 1}}, r"train\.batch is 24.*train\.accumulate 1\b.*\b16\b"),
+        ({"train": {"batch": 64, "accumulate": 8}}, r"train\.batch is 64.*train\.accumulate 8\b.*\b16\b"),
+        ({"objective": {"mixture": {"S": 6}}}, r"train\.batch is 32.*train\.accumulate 2\b.*\b6\b"),
         ({"objective": {"mixture": {"S": 3}}}, r"objective\.mixture.*S 3\b"),
         ({"objective": {"mixture": {"S": "many"}}}, r"objective\.mixture.*'many'"),
         ({"objective": {"mixture": 16}}, r"objective\.mixture is 16"),

@@ -54,8 +54,8 @@ class ObjectiveSettings:
             self.kind.targets(length, self.mixture)
         if batch // accumulate % self.cycle:
             raise ValueError(
-                f"train.batch is {batch} in {accumulate} micro-batches (train.accumulate), but the denoisers of "
-                f"objective.mixture repeat after {self.cycle} samples. Use micro-batches of a multiple of {self.cycle}."
+                f"train.batch is {batch} and train.accumulate {accumulate}, so a micro-batch has {batch // accumulate} "
+                f"samples, but objective.mixture has a cycle of {self.cycle}: use a multiple of it per micro-batch."
             )
         if isolate and self.kind.attention == "prefix":
             raise ValueError(
