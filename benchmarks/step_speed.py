@@ -140,7 +140,8 @@ class Bench:
 
         self.ways[name] = step
         size = trainer.method.subnetwork(trainer.method.phases()[phase].start).size
-        cost = {"sequences": self.case.batch, "length": self.case.length, "targets": trainer.config.targets}
+        targets = trainer.config.targets
+        cost: dict[str, Any] = {"sequences": self.case.batch, "length": self.case.length, "targets": targets}
         self.flops[name] = flops(trainer.dimensions, _first(size, trainer.dimensions.layers), **cost).total
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
@@ -160,7 +161,7 @@ class Bench:
 
         self.ways[name] = step
         config, positions = self.dimensions(), objective.targets(self.case.length) if masked else self.case.length
-        cost = {"sequences": self.case.batch, "length": self.case.length, "targets": positions}
+        cost: dict[str, Any] = {"sequences": self.case.batch, "length": self.case.length, "targets": positions}
         self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
 
     def dimensions(self) -> ModelConfig:

@@ -217,7 +217,7 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     objective: Annotated[
-        str, typer.Option(metavar="|".join(SPECIALS), help="What the text is for; ul2 cannot be trained yet.")
+        str, typer.Option(metavar="|".join(SPECIALS), help="What a model is to learn from the text.")
     ] = "mlm",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json, or its folder, not a new one.")

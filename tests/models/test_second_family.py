@@ -21,7 +21,7 @@ from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs
 from raptr.models.model import Model
 from raptr.models.registry import FAMILIES, register
-from raptr.objectives.contract import Objective
+from raptr.objectives.contract import Mixture, Objective
 from raptr.objectives.registry import OBJECTIVES
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -47,7 +47,7 @@ class NextToken(Objective):
         return length + 1
 
     @staticmethod
-    def targets(length: int) -> int:
+    def targets(length: int, mixture: Mixture | None = None) -> int:
         return length
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
@@ -107,7 +107,7 @@ class ToyConfig(ModelConfig):
     def layer_flops(self, heads: int, parts: int, length: int) -> int:
         return length * 2 * self.layer_weights(heads, parts)
 
-    def head_flops(self, targets: int) -> int:
+    def head_flops(self, targets: float) -> float:
         return targets * 2 * self.width * self.vocabulary
 
 

@@ -1,6 +1,5 @@
 """Every denoiser's sequence turns back into its text, has the promised counts, and shows no target too early."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +9,10 @@ import torch
 from raptr.data import Vocabulary, Windows
 from raptr.data.batch import IGNORED, Batch
 from raptr.data.source import Int64s
+from raptr.objectives.contract import Mixture
 from raptr.objectives.specials import MODES, SENTINELS
 from raptr.objectives.specials import UL2 as TOKENS
-from raptr.objectives.ul2 import MIXTURE, UL2, Denoiser, sizes
+from raptr.objectives.ul2 import STANDARD, UL2, Denoiser, denoisers, sizes
 
 FIRST = len(TOKENS.tokens)
 VOCABULARY = Vocabulary(
@@ -23,6 +23,7 @@ MODE_IDS = [VOCABULARY[token] for token in MODES]
 END = VOCABULARY["[EOS]"]
 OBJECTIVE = UL2(VOCABULARY)
 R, S, X = MODES
+MIXTURE = denoisers(STANDARD)
 
 
 def windows(length: int, samples: list[int]) -> Windows:
@@ -33,7 +34,7 @@ def windows(length: int, samples: list[int]) -> Windows:
 
 
 def alone(denoiser: Denoiser) -> UL2:
-    return UL2(VOCABULARY, (replace(denoiser, quota=2),))
+    return UL2(VOCABULARY, {denoiser.name: 2})
 
 
 def text_of(row: list[int], prefix: int) -> tuple[list[int], list[int]]:
@@ -105,7 +106,7 @@ def test_every_sequence_turns_back_into_its_text(denoiser: Denoiser, length: int
         offset = whole.index(text[0])
         assert whole[offset : offset + len(text)] == text
         offsets.add(offset)
-    unused = 0 if denoiser.span is None else length - 2 - sizes(length, denoiser.span, denoiser.rate).raw
+    unused = 0 if not denoiser.span else length - 2 - sizes(length, denoiser.span, denoiser.rate).raw
     assert min(offsets) >= 0
     assert max(offsets) <= unused
     assert len(offsets) > min(unused, 3)
@@ -116,14 +117,14 @@ def test_modes_belong_to_their_denoisers() -> None:
     kinds = {(one.span, one.rate): one.mode for one in MIXTURE}
     assert {kind for kind, mode in kinds.items() if mode == R} == {(3, 0.15), (8, 0.15)}
     assert {kind for kind, mode in kinds.items() if mode == X} == {(3, 0.5), (8, 0.5), (64, 0.15), (64, 0.5)}
-    assert {kind for kind, mode in kinds.items() if mode == S} == {(None, 0.0)}
+    assert {kind for kind, mode in kinds.items() if mode == S} == {(0, 0.0)}
 
 
-HALF = tuple(replace(one, quota={R: 2, S: 8, X: 1}[one.mode]) for one in MIXTURE)
+HALF = {name: {"R": 2, "S": 8, "X": 1}[name[0]] for name in reversed(list(STANDARD))}
 
 
-@pytest.mark.parametrize(("mixture", "targets"), [(MIXTURE, 3072), (HALF, 3250)], ids=["standard", "half S"])
-def test_a_cycle_always_has_the_same_targets(mixture: tuple[Denoiser, ...], targets: int) -> None:
+@pytest.mark.parametrize(("mixture", "targets"), [(STANDARD, 3072), (HALF, 3250)], ids=["standard", "half S"])
+def test_a_cycle_always_has_the_same_targets(mixture: Mixture, targets: int) -> None:
     objective = UL2(VOCABULARY, mixture)
     assert objective.cycle == 16
     for cycle in (0, 1, 2, 10**9):
@@ -131,13 +132,13 @@ def test_a_cycle_always_has_the_same_targets(mixture: tuple[Denoiser, ...], targ
         assert batch.labels_BM.shape == (targets,)
         modes = [MODES[MODE_IDS.index(row[0])] for row, _ in rows(batch)]
         assert [modes.count(mode) for mode in MODES] == [
-            sum(one.quota for one in mixture if one.mode == mode) for mode in MODES
+            sum(quota for name, quota in mixture.items() if name[0] == letter) for letter in "RSX"
         ]
-    assert UL2.targets(512) == 192 == 3072 // 16
+    assert UL2.targets(512, mixture) == targets
 
 
 def test_splits_come_in_pairs_and_differ() -> None:
-    batch = alone(Denoiser(S, 2)).training(windows(64, list(range(2000))), seed=0)
+    batch = UL2(VOCABULARY, {"S": 2}).training(windows(64, list(range(2000))), seed=0)
     splits = [prefix - 1 for _, prefix in rows(batch)]
     assert all(one + other == 62 for one, other in zip(splits[::2], splits[1::2], strict=True))
     assert set(splits) == set(range(1, 62))
@@ -238,15 +239,53 @@ def test_golden_values() -> None:
     ]
 
 
+def test_the_order_of_a_mixture_says_nothing_and_denoisers_without_samples_are_left_out() -> None:
+    given = windows(64, list(range(16)))
+    other = UL2(VOCABULARY, {**dict(reversed(list(STANDARD.items()))), "X-5-0.3": 0})
+    assert torch.equal(other.training(given, seed=0).tokens_BS, OBJECTIVE.training(given, seed=0).tokens_BS)
+    assert [one.name for one in other.mixture] == list(STANDARD)
+
+
+def test_held_out_samples_are_judged_by_the_denoiser_of_their_mode() -> None:
+    given = windows(64, list(range(400)))
+    batch, judged = OBJECTIVE.evaluation(given), OBJECTIVE.denoisers(given)
+    assert list(judged) == list(STANDARD)
+    assert np.stack(list(judged.values())).sum(axis=0).tolist() == [1] * 400
+    assert batch.prefix_B is not None
+    for one in OBJECTIVE.mixture:
+        here = judged[one.name]
+        assert here.mean() == pytest.approx(one.quota / 16, abs=0.06)
+        assert (batch.tokens_BS[here, 0] == VOCABULARY[one.mode]).all()
+        assert not one.span or (batch.prefix_B[here] == sizes(64, one.span, one.rate).prefix).all()
+
+
+@pytest.mark.parametrize(
+    ("mixture", "told"),
+    [
+        ({"S": 3}, r"\bS 3\b.*even"),
+        ({"S": 0, "X-8-0.5": 0}, "no denoiser"),
+        ({}, "no denoiser"),
+        ({"R-3-0.15": -2}, r"R-3-0\.15 -2\b"),
+        ({"R-3-0.15": True}, r"R-3-0\.15 True"),
+        ({"R-3-0.15": 0.5}, r"R-3-0\.15 0\.5"),
+        ({"Q-3-0.15": 2}, r"'Q-3-0\.15'.*X-64-0\.5"),
+        ({"R-3-.15": 2}, r"'R-3-\.15'"),
+        ({"R-3-0.150": 2}, r"'R-3-0\.150'"),
+        ({"R-3-0.0": 2}, r"'R-3-0\.0'"),
+        ({"S-3-0.5": 2}, r"'S-3-0\.5'"),
+        ({3: 2}, r"has 3\b"),
+    ],
+)
+def test_a_bad_mixture_gets_a_sentence(mixture: Mixture, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"objective\.mixture.*{told}"):
+        UL2(VOCABULARY, mixture)
+
+
 def test_bad_settings_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"data\.length.*1024.*128.*100"):
         sizes(1024, 3, 0.5)
     with pytest.raises(ValueError, match=r"data\.length.* 4\b"):
         sizes(4, 3, 0.15)
-    with pytest.raises(ValueError, match=r"\[S2S\].* 3\b"):
-        UL2(VOCABULARY, (Denoiser(S, 3),))
-    with pytest.raises(ValueError, match=r"quota.* 0\b"):
-        UL2(VOCABULARY, (Denoiser(S, 0),))
     with pytest.raises(ValueError, match=r"lacks \[NLU\]"):
         UL2(Vocabulary({"[PAD]": 0, "[EOS]": 1, "the": 2}))
     given = windows(16, [0])

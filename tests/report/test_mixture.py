@@ -32,13 +32,25 @@ def test_measures_of_text_are_shown_where_there_are_any(make_run: Callable[..., 
     assert not any("perplexity" in text or "bits" in text for text in plain.headings)
 
 
+def test_every_denoiser_is_shown_where_there_are_any(make_run: Callable[..., Run]) -> None:
+    one = make_run("mixed")
+    last = replace(one.evals[-1], denoisers={"R-3-0.15": 2.5, "S": 4.0})
+    cells = grid(summary([replace(one, evals=(*one.evals[:-1], last)), make_run("plain")]))
+    table = {
+        heading.split()[-1]: cells
+        for heading, cells in zip(cells.headings, zip(*cells.lines, strict=True), strict=True)
+    }
+    assert (table["R-3-0.15"], table["S"]) == (("2.500", "–"), ("4.000", "–"))
+
+
 def test_it_is_read_from_the_records(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "environment.json").write_text("{}")
     cost = {"tokens": 0, "flops": 0, "flops_layers": 0, "seconds": 0}
     record = {"kind": "eval", "step": 0, "loss": 2.0, "loss_mixture": 2.5, "domains": {"a": 1.0, "b": 3.0}, **cost}
-    record |= {"perplexity": 7.5, "bits_per_byte": 1.25}
+    record |= {"perplexity": 7.5, "bits_per_byte": 1.25, "denoisers": {"S": 1.5}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     (row,) = dicts(summary([read_run(tmp_path)]))
     assert (row["eval_loss"], row["eval_loss_mixture"]) == (2.0, 2.5)
     assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (7.5, 1.25)
+    assert row["eval_denoisers"] == {"S": 1.5}

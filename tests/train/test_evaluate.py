@@ -69,8 +69,11 @@ class Constant(nn.Module):
     def inputs(self, subnetwork: Subnetwork, stream: None) -> None:
         """Nothing of the subnetwork matters."""
 
-    def forward(self, batch: Batch, inputs: None) -> Tensor:
-        return (batch.tokens_BS[:, 0] % 7 + 1).double().mean()
+    def hidden(self, batch: Batch, inputs: None) -> Tensor:
+        return batch.tokens_BS
+
+    def loss(self, x_BS: Tensor, batch: Batch) -> Tensor:
+        return (x_BS[:, 0] % 7 + 1).double().mean()
 
 
 def judged(kind: type[Objective], store: TokenStore) -> Evaluation:
@@ -104,7 +107,10 @@ def test_bits_per_byte_and_perplexity_belong_to_the_likelihood_of_text(tmp_path:
 class OfLabels(Constant):
     """A model whose loss is the mean over the targets of (label % 7)."""
 
-    def forward(self, batch: Batch, inputs: None) -> Tensor:
+    def loss(self, x_BS: Tensor, batch: Batch) -> Tensor:
+        if batch.prefix_B is not None:  # flat targets belong to their positions
+            assert batch.positions_BM is not None
+            assert torch.equal(x_BS.flatten()[batch.positions_BM + 1], batch.labels_BM)
         return (batch.labels_BM % 7).double().mean()
 
 
@@ -115,11 +121,17 @@ def test_the_mean_is_over_targets_however_windows_are_batched(kind: type[Objecti
     objective = kind(store.vocabulary)
     data = EvalData(store, objective.window(24), 100)
     batches = [objective.evaluation(windows) for windows in data.windows("text", 1)]
+    every = [objective.denoisers(windows) for windows in data.windows("text", 1)]
+    judges = {name: [one[name] for one in every] for name in kind.standard}
     labels = torch.cat([batch.labels_BM.flatten() for batch in batches])
     expected = (labels % 7).double().mean().item()
     for size in (1, 7, 64):
         found = evaluate(cast(Model, OfLabels()), objective, data, Subnetwork.full(1), batch=size)
         assert found.loss == pytest.approx(expected, rel=1e-12)
+        assert found.denoisers.keys() == kind.standard.keys()
+        for name, loss in found.denoisers.items():
+            own = [batch.labels_BM % 7 for batch, (rows,) in zip(batches, judges[name], strict=True) if rows]
+            assert loss == pytest.approx(torch.cat(own).double().mean().item(), rel=1e-12)
 
 
 def test_masked_language_modelling_has_no_likelihood_of_text(mixture: TokenStore, tmp_path: Path) -> None:

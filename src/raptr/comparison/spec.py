@@ -229,7 +229,7 @@ def cost(config: Config, vocabulary: int, steps: int) -> float:
     # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
     plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
     method = at(plain, steps=steps).make_method(dimensions)
-    batch = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
+    batch: dict[str, Any] = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
     return planned_flops(dimensions, method, **batch).total
 
 

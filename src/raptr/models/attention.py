@@ -1,8 +1,8 @@
-"""Self-attention over whole sequences, or inside segments of them (documents, or everything but padding).
+"""Self-attention over whole sequences, inside segments of them (documents, all but padding), or with a prefix.
 
-Shapes: B batch, H heads, S sequence, K head size. Inside segments, a GPU runs `flex_attention`, which skips the
-blocks of other segments; the CPU, where that has no backward pass, uses a dense mask. Both compute the same. Short
-whole sequences in bfloat16 have a kernel of their own on a GPU.
+Shapes: B batch, H heads, S sequence, K head size, T tiles: the blocks of a block mask. Under a mask, a GPU runs
+`flex_attention`, which skips the blocks that nobody sees; the CPU, where that has no backward pass, uses a dense mask.
+Both compute the same. Short whole sequences in bfloat16 have a kernel of their own on a GPU.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from raptr.models.fused import short_attention
+
+BLOCK = 128  # positions of a block of a block mask, on both sides
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,41 @@ def make_segments(segments_BS: Tensor | None, *, causal: bool = False) -> Segmen
         return same & (k <= q) if causal else same
 
     return Segments(blocks=create_block_mask(together, batch, None, length, length, device=segments_BS.device.type))
+
+
+def make_prefix(prefix_B: Tensor, length: int) -> Segments:
+    """The mask under which position q attends to k where k <= q or k < prefix."""
+    if prefix_B.is_cuda:
+        return Segments(blocks=prefix_blocks(prefix_B, length))
+    place_S = torch.arange(length, device=prefix_B.device)
+    dense_BSS = (place_S <= place_S.unsqueeze(1)) | (place_S < prefix_B.view(-1, 1, 1))
+    return Segments(dense_B1SS=dense_BSS.unsqueeze(1))
+
+
+def prefix_blocks(prefix_B: Tensor, length: int) -> BlockMask:
+    """The same as a block mask, from what a prefix means for whole blocks.
+
+    Of tensor operations of fixed shapes alone, so that a CUDA graph can hold them; `create_block_mask` would look at
+    every pair of positions in every step.
+    """
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) | (k < prefix_B[b])
+
+    tile_T = torch.arange(-(-length // BLOCK), device=prefix_B.device)
+    row_T1, prefix_B11 = tile_T.unsqueeze(1), prefix_B.view(-1, 1, 1)
+    needed_BTT = (tile_T <= row_T1) | (tile_T * BLOCK < prefix_B11)
+    inside_T1 = (row_T1 + 1) * BLOCK <= length  # a block that reaches beyond the sequence is none that all of it sees
+    full_BTT = ((tile_T < row_T1) | ((tile_T + 1) * BLOCK <= prefix_B11)) & inside_T1
+    some, whole = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
+    return BlockMask.from_kv_blocks(*some, *whole, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
+
+
+def _ordered(tiles_BTT: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are marked, and all blocks of the row, these first; for all heads."""
+    marked_B1TT = tiles_BTT.unsqueeze(1).int()
+    order = torch.argsort(marked_B1TT, dim=-1, descending=True, stable=True)
+    return marked_B1TT.sum(-1, dtype=torch.int32), order.int()
 
 
 def self_attention(

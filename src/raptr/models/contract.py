@@ -73,7 +73,7 @@ class ModelConfig(ABC):
         return length * (2 * self.layer_weights(heads, parts) + attention)
 
     @abstractmethod
-    def head_flops(self, targets: int) -> int:
+    def head_flops(self, targets: float) -> float:
         """The FLOPs of the head on `targets` positions: forward, one sequence."""
 
     def exporter(self) -> "Exporter | None":

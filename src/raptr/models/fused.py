@@ -49,13 +49,20 @@ def residual_mlp(
     return out_ND.view_as(x_BSD)
 
 
-def linear_cross_entropy(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
-    """The mean cross entropy of a linear map's scores, in float32 at least."""
-    if _half(x_ND):
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float = 0.0
+) -> Tensor:
+    """The mean cross entropy of a linear map's scores, in float32 at least.
+
+    `z_loss` is the factor of the mean of log²Z, which keeps the scores' normaliser Z near 1; the kernel knows none.
+    """
+    if _half(x_ND) and not z_loss:
         bias_V = weight_VD.new_zeros(len(weight_VD)) if bias_V is None else bias_V
         return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N)
     scores_NV = F.linear(x_ND, weight_VD, bias_V)
-    return F.cross_entropy(scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32)), labels_N)
+    scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
+    loss = F.cross_entropy(scores_NV, labels_N)
+    return loss + z_loss * scores_NV.logsumexp(-1).square().mean() if z_loss else loss
 
 
 def _half(x: Tensor) -> bool:

@@ -21,7 +21,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream
-from raptr.objectives.contract import Attention, Objective
+from raptr.objectives.contract import Attention, Mixture, Objective
 from raptr.objectives.specials import CAUSAL
 
 
@@ -44,7 +44,7 @@ class CausalLM(Objective):
         return length + 1
 
     @staticmethod
-    def targets(length: int) -> int:
+    def targets(length: int, mixture: Mixture | None = None) -> int:
         """Every position of a sequence."""
         return length
 

@@ -22,7 +22,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import Int64s, Windows
 from raptr.data.tokenizer import BERT, Specials, Vocabulary
 from raptr.hashing import Stream, Uint64s, bits_array
-from raptr.objectives.contract import Attention, Objective
+from raptr.objectives.contract import Attention, Mixture, Objective
 
 RATE = 0.15
 EIGHT_TENTHS = np.uint64(8 * 2**64 // 10)
@@ -55,7 +55,7 @@ class MaskedLM(Objective):
         return length - 1
 
     @staticmethod
-    def targets(length: int) -> int:
+    def targets(length: int, mixture: Mixture | None = None) -> int:
         """The masked positions of a sequence."""
         return masked_count(length)
 

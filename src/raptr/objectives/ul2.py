@@ -15,50 +15,101 @@ at a random offset.
 Shapes: B batch, W window, S sequence, N targets of the batch; of one denoiser: R raw tokens, H hidden ones, K spans.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from raptr.data.batch import Batch
 from raptr.data.source import Int64s, Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream, Uint64s, bits_array
-from raptr.objectives.contract import Attention, Objective
+from raptr.objectives.contract import Attention, Mixture, Objective
 from raptr.objectives.specials import MODES, SENTINELS
 from raptr.objectives.specials import UL2 as TOKENS
 
 # The low bits of a rank are the number that is ranked: no two ranks are equal, and a rank tells where it came from.
 NUMBER_BITS = 20
 NUMBER = np.uint64((1 << NUMBER_BITS) - 1)
+MOST = 1 << 16  # samples of one denoiser in a cycle
 # What a hash of a sample decides: which denoiser judges a held-out window, the offset, the split, the gaps, the cuts.
 SLOT, OFFSET, SPLIT, GAP, CUT = (np.full((), purpose, np.uint64) for purpose in range(5))
 
 
+LETTERS = dict(zip("RSX", MODES, strict=True))
+NAME = re.compile(r"S|([RX])-([1-9][0-9]{0,5})-(0\.[0-9]{1,6})")
+# Every denoiser of spans equally often, the prefix LM twice as often; 37.5% of the positions carry loss at a length
+# of 512.
+STANDARD: Mixture = {
+    "R-3-0.15": 2,
+    "R-8-0.15": 2,
+    "S": 4,
+    "X-3-0.5": 2,
+    "X-8-0.5": 2,
+    "X-64-0.15": 2,
+    "X-64-0.5": 2,
+}
+
+
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Denoiser:
-    """A denoiser, by its mode token, and how many samples of a cycle it gets; without `span`, the prefix LM."""
+    """A denoiser and how many samples of a cycle it gets; without `span`, the prefix LM, S."""
 
-    mode: str
+    letter: str
+    span: int
+    rate: float
     quota: int
-    span: int | None = None
-    rate: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name in a mixture: the letter, and of spans their mean length and the rate of hidden tokens."""
+        return f"{self.letter}-{self.span}-{self.rate:g}" if self.span else self.letter
+
+    @property
+    def mode(self) -> str:
+        """Its mode token."""
+        return LETTERS[self.letter]
+
+    def targets(self, length: int) -> int:
+        """The targets of its samples of a cycle."""
+        return (
+            self.quota * (length - sizes(length, self.span, self.rate).prefix)
+            if self.span
+            else self.quota * length // 2
+        )
 
 
-R, S, X = MODES
-# 37.5% of the positions carry loss at a length of 512.
-MIXTURE = (
-    Denoiser(R, 2, 3, 0.15),
-    Denoiser(R, 2, 8, 0.15),
-    Denoiser(S, 4),
-    Denoiser(X, 2, 3, 0.5),
-    Denoiser(X, 2, 8, 0.5),
-    Denoiser(X, 2, 64, 0.15),
-    Denoiser(X, 2, 64, 0.5),
-)
+def denoisers(mixture: Mixture) -> tuple[Denoiser, ...]:
+    """The denoisers of a mixture, always in the same order; refuses what is none."""
+    found = sorted(_denoiser(name, quota) for name, quota in mixture.items())
+    if not any(one.quota for one in found):
+        raise ValueError("objective.mixture gives no denoiser any samples. Give at least one of them 2 or more.")
+    return tuple(one for one in found if one.quota)
+
+
+def _denoiser(name: str, quota: int) -> Denoiser:
+    parts = NAME.fullmatch(str(name))
+    if type(quota) is not int or not 0 <= quota <= MOST:
+        raise ValueError(
+            f"objective.mixture gives {name} {quota!r} samples; a whole number from 0 to {MOST} is allowed"
+        )
+    one = None if parts is None else Denoiser(parts[1] or "S", int(parts[2] or 0), float(parts[3] or 0), quota)
+    if one is None or one.name != name or (one.span and not one.rate):
+        raise ValueError(
+            f"objective.mixture has {name!r}. Use S, or R or X with a mean span and a rate of hidden tokens above 0, "
+            f"such as {', '.join(name for name in STANDARD if name != 'S')}."
+        )
+    if not one.span and quota % 2:
+        raise ValueError(
+            f"objective.mixture gives S {quota} samples. Use an even number: the splits of S come in pairs."
+        )
+    return one
 
 
 class Sizes(NamedTuple):
@@ -97,19 +148,13 @@ class UL2(Objective):
     specials: ClassVar[Specials] = TOKENS
     attention: ClassVar[Attention] = "prefix"
     target: ClassVar[str] = "token"
+    standard: ClassVar[Mixture] = STANDARD
 
-    def __init__(self, vocabulary: Vocabulary, mixture: tuple[Denoiser, ...] = MIXTURE) -> None:
+    def __init__(self, vocabulary: Vocabulary, mixture: Mixture | None = None) -> None:
         """Refuse a vocabulary without modes and sentinels, and a mixture in which splits have no pairs."""
         vocabulary.ordinary(self.specials)
-        for denoiser in mixture:
-            if denoiser.quota < 0 or (denoiser.span is None and denoiser.quota % 2):
-                raise ValueError(
-                    f"a quota of {denoiser.mode} is {denoiser.quota}. Use 0 or more; for {S}, an even number."
-                )
-        self.mixture = mixture
-        self.slots = np.repeat(np.arange(len(mixture)), [denoiser.quota for denoiser in mixture])
-        if not len(self.slots):
-            raise ValueError("every quota of the mixture is 0. Give at least one denoiser a quota.")
+        self.mixture = denoisers(STANDARD if mixture is None else mixture)
+        self.slots = np.repeat(np.arange(len(self.mixture)), [one.quota for one in self.mixture])
         self._ids = {token: vocabulary[token] for token in self.specials.tokens if token in vocabulary}
         self._sentinels = np.array([vocabulary[token] for token in SENTINELS])
 
@@ -124,27 +169,21 @@ class UL2(Objective):
         return length - 2
 
     @staticmethod
-    def targets(length: int) -> int:
-        """The targets of a sequence in the standard mixture: the mean over a cycle, rounded."""
-        spans = [(one.quota, length - sizes(length, one.span, one.rate).prefix) for one in MIXTURE if one.span]
-        total = sum(quota * count for quota, count in spans)
-        total += sum(one.quota for one in MIXTURE if one.span is None) // 2 * length
-        return round(total / sum(one.quota for one in MIXTURE))
+    def targets(length: int, mixture: Mixture | None = None) -> int:
+        """The targets of a whole cycle."""
+        return sum(one.targets(length) for one in denoisers(STANDARD if mixture is None else mixture))
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
         """Each window under the denoiser of its sample: in turn, but by hash for held-out windows, which lie apart."""
         if windows.segments_BW is not None:
             raise ValueError("data.isolate_documents is true, which the objective ul2 does not know. Set it to false.")
-        cycle, samples_B = np.uint64(self.cycle), windows.samples_B
-        slots_B = bits_array(seed, stream, samples_B, SLOT) if stream == "evaluation" else samples_B
-        slots_B = slots_B % cycle
+        cycle, samples_B, slots_B = np.uint64(self.cycle), windows.samples_B, self._slots(windows, seed, stream)
         length = windows.tokens_BW.shape[1] + 2
         tokens_BS = np.empty((len(samples_B), length), np.int64)
         prefix_B = np.empty(len(samples_B), np.int64)
-        for number, denoiser in enumerate(self.mixture):
-            here = np.flatnonzero(self.slots[slots_B] == number)
+        for number, (denoiser, here) in enumerate(self._shared(slots_B)):
             raw_BW, samples = windows.tokens_BW[here], samples_B[here]
-            if denoiser.span is None:
+            if not denoiser.span:
                 # Both samples of a pair have the split of the pair; the second has it from the other end.
                 first = np.uint64(np.argmax(self.slots == number))
                 pair, second = np.divmod(slots_B[here] - first, np.uint64(2))
@@ -162,6 +201,21 @@ class UL2(Objective):
         arrays = tokens_BS, flat_N - 1, tokens_BS.reshape(-1)[flat_N], prefix_B
         tokens, positions, labels, prefix = map(torch.from_numpy, arrays)
         return Batch(tokens, positions, labels, prefix_B=prefix)
+
+    def denoisers(self, windows: Windows) -> dict[str, NDArray[np.bool_]]:
+        """Which of these held-out samples each denoiser judges."""
+        return {one.name: here for one, here in self._shared(self._slots(windows, 0, "evaluation"))}
+
+    def _slots(self, windows: Windows, seed: int, stream: Stream) -> Uint64s:
+        """The places of the samples in the cycle."""
+        samples_B = windows.samples_B
+        numbers_B = bits_array(seed, stream, samples_B, SLOT) if stream == "evaluation" else samples_B
+        return numbers_B % np.uint64(self.cycle)
+
+    def _shared(self, slots_B: Uint64s) -> Iterator[tuple[Denoiser, NDArray[np.bool_]]]:
+        """Each denoiser, and which of the samples at these places of the cycle are its own."""
+        numbers_B = self.slots[slots_B]
+        return ((one, numbers_B == number) for number, one in enumerate(self.mixture))
 
     def _spans(self, raw_BW: Int64s, samples_B: Uint64s, one: Sizes, seed: int, stream: Stream) -> Int64s:
         """Inputs and targets of a denoiser of spans."""

@@ -38,7 +38,7 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The held-out loss of the full model after `step` steps, also by domain; and of random parts by size.
+    """The held-out loss of the full model after `step` steps, also by domain and denoiser; and of random parts by size.
 
     `loss` is the mean over held-out windows, `loss_mixture` that of the domains by their weights in training.
     Perplexity and bits per byte are recorded where the objective gives the likelihood of text.
@@ -54,6 +54,7 @@ class EvalRecord:
     perplexity: float | None = None
     bits_per_byte: float | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
+    denoisers: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -239,6 +240,7 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
             perplexity=_number_or_none(values.get("perplexity")),
             bits_per_byte=_number_or_none(values.get("bits_per_byte")),
             domains=_losses(values.get("domains", {})),
+            denoisers=_losses(values.get("denoisers", {})),
             sizes={_whole(int(size)): loss for size, loss in _losses(values.get("sizes", {})).items()},
         )
     return TrainRecord(

@@ -39,6 +39,7 @@ class Row:
     eval_perplexity: float | None
     eval_bits_per_byte: float | None
     eval_domains: Mapping[str, float]
+    eval_denoisers: Mapping[str, float]
     eval_sizes: Mapping[int, float]
     tokens: int
     flops: float
@@ -112,6 +113,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
                 eval_perplexity=run.evals[-1].perplexity if run.evals else None,
                 eval_bits_per_byte=run.evals[-1].bits_per_byte if run.evals else None,
                 eval_domains=run.evals[-1].domains if run.evals else {},
+                eval_denoisers=run.evals[-1].denoisers if run.evals else {},
                 eval_sizes=run.evals[-1].sizes if run.evals else {},
                 tokens=last.tokens,
                 flops=last.flops,
@@ -182,8 +184,9 @@ def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
-    """The results, more of them for runs with several domains and for each size that was judged, and the costs."""
+    """The results, also by domain, by denoiser and by size where several were judged, and the costs."""
     domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
+    denoisers = dict.fromkeys(denoiser for row in rows for denoiser in row.eval_denoisers)
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
     mixed = any(row.eval_loss_mixture is not None for row in rows)
     judged = [_Column("  by mixture weight", lambda row: _fixed(row.eval_loss_mixture, 3))] if mixed else []
@@ -192,6 +195,7 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
     if any(row.eval_bits_per_byte is not None for row in rows):
         judged.append(_Column("  bits per byte", lambda row: _fixed(row.eval_bits_per_byte, 3)))
     judged += [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
+    judged += [_Column(f"  of {d}", lambda row, d=d: _fixed(row.eval_denoisers.get(d), 3)) for d in denoisers]  # type: ignore[misc]
     judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
     costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]
     return [*_RESULTS, *judged, *costs]

@@ -214,7 +214,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
         return loaded.method.trained([other != layer for other in range(layers)], found.step)
 
     probe = probe_model(model, trained)
-    objective = config.objective.kind(store.vocabulary)
+    objective = config.objective.make(store.vocabulary)
     window, isolate = objective.window(config.data.length), config.data.isolate_documents
     held_out = EvalData(store, window, batches * settings.batch, isolate=isolate)
     pieces = {

@@ -11,10 +11,8 @@ from raptr.data import TokenStore, open_store
 from raptr.methods import Method, make_method
 from raptr.models.contract import Family, ModelConfig
 from raptr.models.registry import FAMILIES
-from raptr.objectives import SPECIALS
-from raptr.objectives.contract import Objective
-from raptr.objectives.registry import OBJECTIVES
 from raptr.settings import nearest, read, values
+from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
 from raptr.train.trackers.registry import NAMES as TRACKERS
 
@@ -97,31 +95,6 @@ class DataSettings:
             raise ValueError(f"data.vocabulary is {self.vocabulary}; 512 to {2**20} is allowed")
         if not 8 <= self.length <= MOST_WIDE:
             raise ValueError(f"data.length is {self.length}; a whole number from 8 to {MOST_WIDE} is allowed")
-
-
-@dataclass(frozen=True)
-class ObjectiveSettings:
-    """What the model learns to predict."""
-
-    name: str = ""  # the first that the family can learn
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            return
-        if self.name in SPECIALS and self.name not in OBJECTIVES:
-            raise ValueError(
-                f"objective.name is {self.name}, for which data can be prepared but no model trained yet. "
-                f"Use {', '.join(OBJECTIVES)}."
-            )
-        if self.name not in OBJECTIVES:
-            raise ValueError(
-                f"objective.name is {self.name!r}; {nearest(self.name, OBJECTIVES)}allowed: {', '.join(OBJECTIVES)}"
-            )
-
-    @property
-    def kind(self) -> type[Objective]:
-        """The objective of this name, to be made for a vocabulary."""
-        return OBJECTIVES[self.name]
 
 
 @dataclass(frozen=True)
@@ -236,18 +209,20 @@ class Config:
     model: ModelSettings = ModelSettings()
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "raptr"})
     data: DataSettings = DataSettings()
-    objective: ObjectiveSettings = ObjectiveSettings()
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
         learnt = self.model.kind.objectives
         if not self.objective.name:
-            object.__setattr__(self, "objective", ObjectiveSettings(learnt[0]))
+            object.__setattr__(self, "objective", replace(self.objective, name=learnt[0]))
         if self.objective.name not in learnt:
             raise ValueError(
                 f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
                 f"{', '.join(learnt)}"
             )
+        isolate = self.data.isolate_documents
+        self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
         dimensions = self.model.build(self.data.vocabulary, self.data.length)
         self.make_method(dimensions)
@@ -294,7 +269,7 @@ class Config:
             "model": self.model.mapping(dimensions),
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
-            "objective": asdict(self.objective),
+            "objective": {key: value for key, value in asdict(self.objective).items() if value is not None},
             "optimizer": asdict(self.optimizer),
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
         }
@@ -317,9 +292,9 @@ class Config:
         return self.data.vocabulary if source in (None, BUILTIN) else self.prepared(source).vocabulary.size
 
     @property
-    def targets(self) -> int:
-        """The positions of a sequence at which the loss is taken."""
-        return self.objective.kind.targets(self.data.length)
+    def targets(self) -> float:
+        """The positions of a sequence at which the loss is taken; of a mixture, the mean over a cycle."""
+        return self.objective.targets(self.data.length)
 
     def following(self, begun: "Config") -> "Config":
         """The same, `auto` replaced by the device and the precision that a run began with."""
@@ -353,15 +328,16 @@ def _has_bfloat16(device: torch.device) -> bool:
 def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings with the later ones in their place.
 
-    Where a method is named later, no setting of an earlier one carries over; where a size or a family is, no dimension.
+    Where a method or an objective is named later, no setting of an earlier one carries over; where a size or a family
+    is, no dimension.
     """
     result: dict[str, Any] = dict(settings)
     for section, given in later.items():
         kept = dict(settings.get(section, {}))
-        if section == "method" and "name" in given:
+        if section in ("method", "objective") and "name" in given:
             kept = {}
         if section == "model" and not {"family", "size"}.isdisjoint(given):
-            carried = NO_DIMENSIONS if "family" in given else ("family", *NO_DIMENSIONS)
+            carried = NO_DIMENSIONS if "family" in given else ("family", "z_loss", *NO_DIMENSIONS)
             kept = {key: value for key, value in kept.items() if key in carried}
         result[section] = {**kept, **given}
     return result

@@ -1,11 +1,16 @@
 """Evaluation on held-out text: the full model at every stage, and random parts of any size on request."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from raptr.data.batch import Batch
 from raptr.data.source import EvalData
 from raptr.methods import Method
 from raptr.models.model import Model
@@ -23,13 +28,15 @@ class Evaluation:
     `loss` and `mixture` differ where a domain has less held-out text than its share of the mixture. `likelihood` holds
     what only follows from the likelihood of text: `perplexity`, exp(loss), and `bits_per_byte`, which compares models
     with different tokenizers. Bits per byte take the bytes per token of each domain's whole held-out text; the end
-    tokens of documents cost bits but have no bytes. Folders prepared before bytes were counted give none.
+    tokens of documents cost bits but have no bytes. Folders prepared before bytes were counted give none. `denoisers`
+    has the mean over the targets of each denoiser, where the objective is a mixture of them.
     """
 
     loss: float
     domains: dict[str, float]
     mixture: float
     likelihood: dict[str, float]
+    denoisers: dict[str, float]
 
 
 def evaluate(
@@ -48,22 +55,53 @@ def evaluate(
     device = next(model.parameters()).device
     training, inputs = model.training, model.inputs(subnetwork, stream)
     model.eval()
-    sums, counts = {}, {}
+    parts: list[_Part] = []
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for domain in data.domains:
-            total, count = torch.zeros((), dtype=torch.float64, device=device), 0
             for windows in data.windows(domain, batch):
-                piece = objective.evaluation(windows)
-                weight = len(piece.labels_BM)  # sequences of equally many targets, or targets where they are flat
-                total += model(piece.to(device), inputs).double() * weight
-                count += weight
-            sums[domain], counts[domain] = total, count
+                whole = objective.evaluation(windows)
+                shown = whole.to(device)
+                x_BSD = model.hidden(shown, inputs)
+                for denoiser, (positions, labels) in _judged(whole, objective.denoisers(windows)).items():
+                    piece = shown._replace(positions_BM=positions, labels_BM=labels).to(device)
+                    parts.append(_Part(domain, denoiser, model.loss(x_BSD, piece).double(), len(labels)))
     model.train(training)
-    losses = {domain: float(total) / counts[domain] for domain, total in sums.items()}
+    losses, counts = _means(parts, "domain")
     mean = sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values())
     mixture = sum(losses[domain] * data.shares[domain] for domain in losses)
     likelihood = _likelihood(mean, counts, data.bytes_per_token) if objective.attention == "causal" else {}
-    return Evaluation(mean, losses, mixture, likelihood)
+    denoisers, _ = _means([part for part in parts if part.denoiser], "denoiser")
+    return Evaluation(mean, losses, mixture, likelihood, denoisers)
+
+
+class _Part(NamedTuple):
+    """The mean loss of a denoiser's targets in a batch, and their number; or of sequences of equally many targets."""
+
+    domain: str
+    denoiser: str
+    loss: Tensor
+    weight: int
+
+
+def _judged(batch: Batch, rows: Mapping[str, NDArray[np.bool_]]) -> dict[str, tuple[Tensor | None, Tensor]]:
+    """Positions and labels of each denoiser that has any here, or all under no name where there are no denoisers."""
+    if not rows:
+        return {"": (batch.positions_BM, batch.labels_BM)}
+    assert batch.positions_BM is not None
+    row_N = batch.positions_BM // batch.tokens_BS.shape[1]
+    own = {name: torch.from_numpy(rows_B)[row_N] for name, rows_B in rows.items() if rows_B.any()}
+    return {name: (batch.positions_BM[own_N], batch.labels_BM[own_N]) for name, own_N in own.items()}
+
+
+def _means(parts: Sequence[_Part], by: Literal["domain", "denoiser"]) -> tuple[dict[str, float], dict[str, int]]:
+    """The mean loss of all parts of one domain or denoiser, and the weight of it."""
+    sums: dict[str, Tensor | float] = {}
+    counts: dict[str, int] = {}
+    for part in parts:
+        name = part.domain if by == "domain" else part.denoiser
+        sums[name] = sums.get(name, 0.0) + part.loss * part.weight
+        counts[name] = counts.get(name, 0) + part.weight
+    return {name: float(total) / counts[name] for name, total in sums.items()}, counts
 
 
 def _likelihood(loss: float, counts: Mapping[str, int], bytes_per_token: Mapping[str, float]) -> dict[str, float]:

@@ -27,7 +27,7 @@ class Flops:
         return Flops(self.layers + other.layers, self.total + other.total)
 
 
-def flops(config: ModelConfig, subnetwork: Subnetwork, *, sequences: int, length: int, targets: int) -> Flops:
+def flops(config: ModelConfig, subnetwork: Subnetwork, *, sequences: int, length: int, targets: float) -> Flops:
     """The cost of one training step that runs `subnetwork` on `sequences` sequences of `length` tokens."""
     layers = 0
     for layer in subnetwork.kept:
@@ -38,13 +38,13 @@ def flops(config: ModelConfig, subnetwork: Subnetwork, *, sequences: int, length
     return Flops(TRAINING * sequences * layers, TRAINING * sequences * (layers + head))
 
 
-def expected_flops(config: ModelConfig, phase: Phase, *, sequences: int, length: int, targets: int) -> Flops:
+def expected_flops(config: ModelConfig, phase: Phase, *, sequences: int, length: int, targets: float) -> Flops:
     """The mean cost of a step of a phase."""
     layers = phase.size * (TRAINING * sequences * config.layer_flops(phase.heads, phase.parts, length))
     return Flops(layers, layers + TRAINING * sequences * config.head_flops(targets))
 
 
-def planned_flops(config: ModelConfig, method: Method, *, sequences: int, length: int, targets: int) -> Flops:
+def planned_flops(config: ModelConfig, method: Method, *, sequences: int, length: int, targets: float) -> Flops:
     """The expected cost of a whole run."""
     total = Flops(0, 0)
     for phase in method.phases():

@@ -143,7 +143,7 @@ class Trainer:
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
-        self.objective: Objective = config.objective.kind(store.vocabulary)
+        self.objective: Objective = config.objective.make(store.vocabulary)
         window, isolate = self.objective.window(length), config.data.isolate_documents
         self.data = TrainData(store, window, settings.batch, settings.seed, isolate=isolate)
         self.held_out = EvalData(store, window, settings.eval_samples, isolate=isolate)
@@ -311,6 +311,8 @@ class Trainer:
         extra: dict[str, object] = {**judged.likelihood}
         if len(judged.domains) > 1:
             extra |= {"loss_mixture": judged.mixture, "domains": judged.domains}
+        if judged.denoisers:
+            extra["denoisers"] = judged.denoisers
         if sizes:
             extra["sizes"] = sizes
         self.folder.record(
@@ -359,7 +361,7 @@ class Trainer:
         """The FLOPs of an optimizer step under this subnetwork."""
         return flops(self.dimensions, subnetwork, **self._batch())
 
-    def _batch(self) -> dict[str, int]:
+    def _batch(self) -> dict[str, Any]:
         config = self.config
         return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
 

@@ -67,7 +67,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     console, device = console or Console(quiet=True), config.train.resolve_device()
     cuda = device.type == "cuda"
     dimensions = config.model.build(config.vocabulary_size(), config.data.length)
-    whole = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
+    whole: dict[str, Any] = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
     full = flops(dimensions, Subnetwork.full(dimensions.layers), **whole)
     batch = config.train.batch if cuda else _affordable(config, full.total)
     timed = config
@@ -151,17 +151,18 @@ def _now(device: torch.device) -> float:
 
 
 def _affordable(config: Config, cost: float) -> int:
-    """The sequences per step that a CPU computes in reasonable time; a whole batch has `cost` FLOPs."""
+    """The sequences per step that a CPU computes in reasonable time, in whole cycles; a batch has `cost` FLOPs."""
     matrix = torch.ones(1024, 1024)
     matrix @ matrix  # the first product starts threads
     start = time.perf_counter()
     for _ in range(4):
         matrix @ matrix
     seconds = cost * (time.perf_counter() - start) / (4 * 2 * 1024**3)
-    settings = config.train
+    settings, cycle = config.train, config.objective.cycle
     if seconds <= LONGEST:
         return settings.batch
-    return min(settings.batch // settings.accumulate, max(SMALLEST, int(settings.batch * LONGEST / seconds)))
+    wanted = max(SMALLEST, int(settings.batch * LONGEST / seconds)) // cycle * cycle
+    return min(settings.batch // settings.accumulate, max(cycle, wanted))
 
 
 def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials) -> TokenStore:

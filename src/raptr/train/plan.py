@@ -59,9 +59,9 @@ def plan_run(config: "Config") -> Plan:
     return plan(method, dimensions, sequences=config.train.batch, length=data.length, targets=config.targets)
 
 
-def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: int) -> Plan:
+def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: float) -> Plan:
     """What `method` costs on a model of these dimensions."""
-    cost = {"sequences": sequences, "length": length, "targets": targets}
+    cost: dict[str, Any] = {"sequences": sequences, "length": length, "targets": targets}
     full = flops(config, Subnetwork.full(config.layers), **cost)
     total, steps = planned_flops(config, method, **cost), method.steps
     rows = []

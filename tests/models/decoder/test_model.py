@@ -1,6 +1,7 @@
 """The decoder against a plain reference written here; a part of it against a physically smaller model; in float64."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,12 +65,14 @@ def rotate(x: Tensor, base: float) -> Tensor:
     return torch.cat([turned.real, turned.imag], -1)
 
 
-def reference(model: Decoder, data: Batch, segments: Tensor | None = None) -> Tensor:
+def reference(model: Decoder, data: Batch, segments: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
     """Scores at all positions, head by head with an explicit mask."""
     config, length = model.config, data.tokens_BS.shape[1]
     allowed = torch.ones(length, length, dtype=torch.bool).tril().expand(len(data.tokens_BS), -1, -1)
     if segments is not None:
         allowed = allowed & (segments[:, :, None] == segments[:, None, :])
+    if prefix is not None:
+        allowed = allowed | (torch.arange(length) < prefix[:, None, None])
     x, size, groups = model.tokens.weight[data.tokens_BS], config.head_size, config.groups
     for block in model.blocks:
         assert isinstance(block, Block)
@@ -117,6 +120,32 @@ def test_no_position_sees_a_later_token(config: DecoderConfig) -> None:
         after = scores(model, data._replace(tokens_BS=tokens), FULL)
         assert torch.equal(after[:, :place], before[:, :place])
         assert (after[:, place:] != before[:, place:]).any(-1).all()
+
+
+@configs
+def test_a_prefix_is_seen_by_all_and_nothing_else_before_its_turn(config: DecoderConfig) -> None:
+    model, prefix = decoder(config), torch.tensor([1, 7, 12])
+    data = batch()._replace(prefix_B=prefix)
+    before = scores(model, data, FULL)
+    assert_close(before, reference(model, data, prefix=prefix))
+    for place in range(12):
+        tokens = data.tokens_BS.clone()
+        tokens[:, place] = (tokens[:, place] + 1) % 50
+        changed = (scores(model, data._replace(tokens_BS=tokens), FULL) != before).any(-1)
+        expected = (torch.arange(12) >= place) | (place < prefix[:, None])
+        assert torch.equal(changed, expected)
+
+
+def test_the_z_loss_is_part_of_the_training_loss_alone() -> None:
+    plain, data = decoder(CONFIGS["untied"]), batch()
+    model = decoder(replace(CONFIGS["untied"], z_loss=0.25))
+    written = scores(plain, data, FULL)
+    log_z = written.exp().sum(-1).log()
+    entropy = (log_z - written.gather(-1, data.labels_BM[..., None]).squeeze(-1)).mean()
+    assert_close(model(data, model.inputs(FULL)), entropy + 0.25 * (log_z**2).mean())
+    assert_close(plain(data, plain.inputs(FULL)), entropy)
+    model.eval()
+    assert_close(model(data, model.inputs(FULL)), entropy)
 
 
 def gradients(model: Decoder, subnetwork: Subnetwork) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -201,6 +230,8 @@ def test_scales_multiply_the_layer_or_its_branches() -> None:
         ({"kv_heads": 4}, r"model\.kv_heads is 4.* 6"),
         ({"head_size": 5}, r"model\.head_size is 5.*even"),
         ({"rope_base": 1.0}, r"model\.rope_base is 1\.0"),
+        ({"z_loss": -0.1}, r"model\.z_loss is -0\.1"),
+        ({"z_loss": math.nan}, r"model\.z_loss is nan"),
     ],
 )
 def test_dimensions_that_do_not_fit_are_refused(given: dict[str, int], told: str) -> None:

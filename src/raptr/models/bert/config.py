@@ -25,7 +25,7 @@ class BertConfig(ModelConfig):
         """The weights in the matrices of one layer with so many heads and MLP parts."""
         return self.width * (4 * heads * self.head_size + 2 * parts * (self.mlp // self.parts))
 
-    def head_flops(self, targets: int) -> int:
+    def head_flops(self, targets: float) -> float:
         """The FLOPs of the head on `targets` positions: forward, one sequence."""
         return targets * 2 * self.width * (self.width + self.vocabulary)
 

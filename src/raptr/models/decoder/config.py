@@ -23,6 +23,7 @@ class DecoderConfig(ModelConfig):
     kv_heads: int | None = None  # None: as many as query heads
     tied: bool = True  # the token matrix is also the output matrix
     rope_base: float = 10_000.0
+    z_loss: float = 0.0  # times log²Z of the scores, added to the training loss alone; 1e-4 is usual
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,6 +33,8 @@ class DecoderConfig(ModelConfig):
             raise ValueError(f"model.head_size is {self.head_size}; rotary positions need an even number")
         if not 1 < self.rope_base < float("inf"):
             raise ValueError(f"model.rope_base is {self.rope_base!r}; a number above 1 is allowed")
+        if not 0 <= self.z_loss <= 1:
+            raise ValueError(f"model.z_loss is {self.z_loss!r}; a number from 0 to 1 is allowed")
 
     @property
     def groups(self) -> int:
@@ -61,11 +64,14 @@ class DecoderConfig(ModelConfig):
         return self.width * (2 * queries + 2 * heads * self.head_size + 3 * parts * (self.mlp // self.parts))
 
     def layer_flops(self, heads: int, parts: int, length: int) -> int:
-        """The FLOPs of one layer: forward, one sequence; a token attends to itself and to those before it."""
+        """The FLOPs of one layer: forward, one sequence; a token attends to itself and to those before it.
+
+        A prefix that is seen both ways is not counted: attention is counted as causal.
+        """
         inner = heads * (self.heads // self.groups) * self.head_size
         return length * 2 * self.layer_weights(heads, parts) + 2 * length * (length + 1) * inner
 
-    def head_flops(self, targets: int) -> int:
+    def head_flops(self, targets: float) -> float:
         """The FLOPs of the head on `targets` positions: forward, one sequence."""
         return targets * 2 * self.width * self.vocabulary
 
@@ -83,4 +89,4 @@ SIZES: dict[str, DecoderConfig] = {
     "100m": DecoderConfig(layers=12, width=768, heads=12, head_size=64, mlp=2048, init="fan-in"),
     "1.6b": DecoderConfig(layers=24, width=2048, heads=16, head_size=128, mlp=8192, init="fan-in"),
 }
-DECODER = Family("decoder", SIZES, objectives=("causal",), planned="100m")
+DECODER = Family("decoder", SIZES, objectives=("causal", "ul2"), planned="100m")

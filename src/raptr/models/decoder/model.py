@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptr.data.batch import Batch
-from raptr.models.attention import Segments, attend, make_segments
+from raptr.models.attention import Segments, attend, make_prefix, make_segments
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import linear_cross_entropy
 from raptr.models.init import initialise
@@ -99,17 +99,18 @@ class Head(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(config.width, eps=EPSILON)
+        self.norm, self.z_loss = nn.RMSNorm(config.width, eps=EPSILON), config.z_loss
 
     def forward(self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, output_VD: Tensor) -> Tensor:
-        """The mean cross entropy at the targets."""
+        """The mean cross entropy at the targets; in training with the z-loss."""
         x_ND = self.norm(at_targets(x_BSD, positions_BM))
-        return linear_cross_entropy(x_ND, output_VD, None, labels_BM.flatten())
+        z_loss = self.z_loss if self.training else 0.0
+        return linear_cross_entropy(x_ND, output_VD, None, labels_BM.flatten(), z_loss)
 
 
 @final
 class Decoder(Model):
-    """A causal language model."""
+    """A causal language model, or one that sees a prefix both ways."""
 
     OUTPUTS = ("attention_out", "mlp_out")
     config: DecoderConfig
@@ -148,7 +149,11 @@ class Decoder(Model):
         device = batch.tokens_BS.device
         rates_K = self.config.rope_base ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
         angle_SK = torch.outer(torch.arange(batch.tokens_BS.shape[1], dtype=wide, device=device), rates_K)
-        segments = make_segments(batch.segments_BS, causal=True)
+        if batch.prefix_B is None:
+            segments = make_segments(batch.segments_BS, causal=True)
+        else:
+            assert batch.segments_BS is None
+            segments = make_prefix(batch.prefix_B, batch.tokens_BS.shape[1])
         return Context(angle_SK.cos(), angle_SK.sin(), segments)
 
     def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:

@@ -1,0 +1,46 @@
+"""UL2 runs of a decoder: a small one for one GPU, and the paper's settings for larger machines.
+
+A recipe names no text: `--data` does, a folder made by `raptr prepare --objective ul2`. The paper gives Adafactor, its
+peak learning rate, the warm-up and the cosine decay to a tenth, but no mixture of denoisers: ours is the default of
+`objective.mixture`. No global clipping and a z-loss of 1e-4 are those of the runs that the paper builds on.
+"""
+
+from raptr.recipes.bert import Recipe
+
+ADAFACTOR = {"name": "adafactor", "peak": 1e-2, "decay_shape": "cosine", "floor": 0.1, "clip": 0.0}
+
+
+def ul2_small() -> Recipe:
+    """A 12-layer decoder of width 512 on UL2's denoisers, for about ten minutes on one GPU; not run yet.
+
+    Command: raptr pretrain ul2-small --data FOLDER
+    """
+    return {
+        "model": {"family": "decoder", "size": "small", "mlp": 2048, "z_loss": 1e-4},
+        "objective": {"name": "ul2"},
+        "method": {"name": "raptr"},
+        "data": {"vocabulary": 16_384, "length": 512},
+        "optimizer": {**ADAFACTOR, "warmup": 300},
+        "train": {"steps": 6000, "batch": 128, "eval_samples": 1024},
+    }
+
+
+def ul2_large() -> Recipe:
+    """The paper's 1.6B decoder: 400k steps, batch 512, 12-16-20-24 Proportional, square-root scaling; not run yet.
+
+    The learning rate decays in the last stage. The paper's variants, by options:
+    30k steps of full training first: --set method.full_start=30000 --set optimizer.decay=0.325
+    other stages: --set method.schedule=6-12-18-24 --set method.average=20 --set optimizer.decay=0.567
+    the square-root rate: --set optimizer.decay_shape=inverse-sqrt --set optimizer.decay=0.975 --set optimizer.floor=0
+    Its text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv.
+
+    Command: raptr pretrain ul2-1.6b --data FOLDER
+    """
+    return {
+        "model": {"family": "decoder", "size": "1.6b", "z_loss": 1e-4},
+        "objective": {"name": "ul2"},
+        "method": {"name": "raptr", "schedule": "12-16-20-24", "lengths": "proportional", "scaling": "sqrt"},
+        "data": {"vocabulary": 32_768, "length": 512},
+        "optimizer": {**ADAFACTOR, "warmup": 10_000, "decay": 0.4, "idle": "zero"},
+        "train": {"steps": 400_000, "batch": 512, "accumulate": 8, "eval_samples": 4096},
+    }
