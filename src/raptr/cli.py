@@ -87,6 +87,10 @@ def pretrain(
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
+    init: Annotated[
+        str | None,
+        typer.Option(help="Start from the model in this Hugging Face folder: a Llama, or an export."),
+    ] = None,
     family: FamilyOption = None,
     size: SizeOption = None,
     steps: StepsOption = None,
@@ -120,6 +124,7 @@ def pretrain(
         "method.full_start": full_start,
         "model.family": family,
         "model.size": size,
+        "model.start": init,
         "train.steps": steps,
         "train.batch": batch,
         "data.source": data,
@@ -130,7 +135,7 @@ def pretrain(
         "train.device": device,
         "train.deterministic": deterministic,
     }
-    full = _resolve(recipe, config, method, given, settings or [])
+    full = _resolve(recipe, config, method, given, settings or [], run)
     console = Console(stderr=True)
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
@@ -141,7 +146,8 @@ def pretrain(
     with importing():
         from raptr.train.config import BUILTIN
         from raptr.train.loop import pretrain as run_pretraining
-    folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
+        from raptr.train.resolve import default_run
+    folder = run or default_run(recipe, full.method["name"])
     _say(console, f"run     {folder}")
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
@@ -198,7 +204,7 @@ def plan(
         "data.vocabulary": 30_000,
         "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
     }
-    _show_plan(_resolve(None, None, method, given, settings or []), timed=timed, as_json=as_json)
+    _show_plan(_resolve(None, None, method, given, settings or [], None), timed=timed, as_json=as_json)
 
 
 @app.command()
@@ -380,11 +386,11 @@ def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) 
 
 
 def _resolve(
-    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
+    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str], run: Path | None
 ) -> "Config":
     with importing():
         from raptr.train.resolve import resolve
-    return resolve(recipe, file, method, given, sets)
+    return resolve(recipe, file, method, given, sets, run)
 
 
 def main() -> None:

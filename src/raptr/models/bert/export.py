@@ -122,6 +122,8 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
     """The settings of `model` that make a BERT of a stock model's dimensions."""
     needed = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "tie_word_embeddings": True, "is_decoder": False}
     stock = folder.read(RobertaPreLayerNormConfig, needed)
+    if stock.pad_token_id is None:
+        raise ValueError(f"model.start is {str(folder.path)!r}, whose pad_token_id is None; a token's id is allowed")
     return {
         "layers": stock.num_hidden_layers,
         "width": stock.hidden_size,
@@ -134,6 +136,7 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
 def from_transformers(model: Bert, folder: StockFolder) -> None:
     """Give the BERT the weights of a stock model; what that adds for the first token type is added to positions."""
     stock = RobertaPreLayerNormConfig.from_dict(dict(folder.facts))
+    assert stock.pad_token_id is not None
     positions = stock.max_position_embeddings - stock.pad_token_id - 1
     if model.config.positions > positions:
         raise ValueError(
