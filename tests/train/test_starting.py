@@ -92,8 +92,13 @@ def settings(start: Path, store: TokenStore, method: str = "full", **model: Any)
         "data": {"source": str(store.path), "length": LENGTH},
         "optimizer": {"peak": 0.01, "warmup": 2},
         "train": {
-            **{"steps": 6, "batch": 4, "eval_samples": 8, "log_every": 1},
-            **{"checkpoint_every": 3, "device": "cpu", "tracker": "none"},
+            "steps": 6,
+            "batch": 4,
+            "eval_samples": 8,
+            "log_every": 1,
+            "checkpoint_every": 3,
+            "device": "cpu",
+            "tracker": "none",
         },
     }
 
@@ -317,7 +322,7 @@ def test_another_tokenizer_is_refused(text: TokenStore, tmp_path: Path) -> None:
     ids[one], ids[two] = ids[two], ids[one]
     tokenizer["model"]["merges"] = []
     (start / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ValueError, match="tokenizer.*--tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer.*--tokenizer"):
         pretrain(Config.read(settings(start, text)), tmp_path / "run", console=QUIET)
     shutil.copy(text.path / "tokenizer.json", start)
     pretrain(Config.read(settings(start, text)), tmp_path / "run", until=1, console=QUIET)
@@ -339,6 +344,24 @@ def options(start: Path, store: TokenStore, run: Path) -> list[str]:
     flags = [flag for entry in sets for flag in ("--set", entry)]
     data = ["--data", str(store.path), "--length", str(LENGTH), "--method", "raptr"]
     return ["pretrain", "--init", str(start), "--run", str(run), *data, *flags]
+
+
+def test_other_text_is_prepared_with_the_tokenizer_of_the_folder(
+    monkeypatch: pytest.MonkeyPatch, text: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = tmp_path / "first"
+    exported = pretrain(Config.read(settings(llama(text, tmp_path / "llama"), text)), first, console=QUIET, export=True)
+    assert exported.model is not None
+    (tmp_path / "other.txt").write_text(
+        "\n\n".join([f"{n} brown dogs sleep while the sun is warm. " * 5 for n in range(50)])
+    )
+    prepared = ["prepare", "--data", str(tmp_path / "other.txt"), "--objective", "causal", "--out"]
+    assert call(monkeypatch, *prepared, str(tmp_path / "own"), "--vocabulary", "300") == 0
+    assert call(monkeypatch, *prepared, str(tmp_path / "fits"), "--tokenizer", str(exported.model)) == 0
+    capsys.readouterr()
+    assert call(monkeypatch, *options(exported.model, open_store(tmp_path / "own"), tmp_path / "run")) == 2
+    assert f"--tokenizer {exported.model}" in capsys.readouterr().err
+    assert call(monkeypatch, *options(exported.model, open_store(tmp_path / "fits"), tmp_path / "run")) == 0
 
 
 def test_the_command_goes_on_after_the_folder_is_gone(
@@ -373,7 +396,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_folder_again(
                 pretrain(config, tmp_path / "run", console=QUIET)
         if step == 2:
             start.rename(tmp_path / "away")
-            with pytest.raises(ValueError, match="model.start"):
+            with pytest.raises(ValueError, match=r"model.start"):
                 pretrain(config, tmp_path / "run", console=QUIET)
             (tmp_path / "away").rename(start)
     shutil.rmtree(start)
@@ -387,7 +410,7 @@ def test_the_path_may_change_between_starts_and_the_weights_may_not(text: TokenS
     moved = start.rename(tmp_path / "moved")
     pretrain(Config.read(settings(moved, text)), tmp_path / "run", until=4, console=QUIET)
     retold(model__norm__weight=torch.full((24,), 2.0))(moved)
-    with pytest.raises(ValueError, match="model.start_sha256: was"):
+    with pytest.raises(ValueError, match=r"model.start_sha256: was"):
         pretrain(Config.read(settings(moved, text)), tmp_path / "run", console=QUIET)
 
 
@@ -397,13 +420,13 @@ def test_a_start_replaces_the_dimensions_that_were_given_before(text: TokenStore
     assert resolve("demo", None, None, {"model.start": str(start)}, []).model.family == "decoder"
     later = Config.read(merged(begun, {"model": {"start": str(other)}}))
     assert later.mapping()["model"]["layers"] == 2
-    with pytest.raises(ValueError, match="model.size is 'small'"):
+    with pytest.raises(ValueError, match=r"model.size is 'small'"):
         Config.read(merged(begun, {"model": {"size": "small"}}))
-    with pytest.raises(ValueError, match="model.family is 'bert'"):
+    with pytest.raises(ValueError, match=r"model.family is 'bert'"):
         Config.read(merged(begun, {"model": {"family": "bert"}}))
-    with pytest.raises(ValueError, match="model.width is 16"):
+    with pytest.raises(ValueError, match=r"model.width is 16"):
         Config.read(merged(begun, {"model": {"width": 16}}))
-    with pytest.raises(ValueError, match="model.start_sha256 is 'x'"):
+    with pytest.raises(ValueError, match=r"model.start_sha256 is 'x'"):
         Config.read({"model": {"start_sha256": "x"}, "train": {"steps": 2}})
 
 
