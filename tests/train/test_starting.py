@@ -62,7 +62,10 @@ def llama(store: TokenStore, folder: Path, *, dtype: torch.dtype = torch.float32
         "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
         **changes,
     }
-    LlamaForCausalLM(LlamaConfig(**given)).to(dtype).save_pretrained(folder, max_shard_size=shard)
+    model: torch.nn.Module = LlamaForCausalLM(LlamaConfig(**given))
+    model.to(dtype)
+    assert isinstance(model, LlamaForCausalLM)
+    model.save_pretrained(folder, max_shard_size=shard)
     return folder
 
 
@@ -433,8 +436,8 @@ def test_a_start_replaces_the_dimensions_that_were_given_before(text: TokenStore
 def test_a_comparison_starts_all_entries_from_the_folder(text: TokenStore, tmp_path: Path) -> None:
     given = settings(llama(text, tmp_path / "llama"), text)
     del given["method"]
+    given["optimizer"] = {"warmup": 2}
     spec = {"recipe": "demo", "settings": given, "peaks": [0.01]}
-    spec["settings"]["optimizer"] = {"warmup": 2}
     done = compare({**spec, "entries": {"raptr": {"name": "raptr"}}}, tmp_path / "out", console=QUIET)
     assert done.finished == done.runs >= 2
     pretrain(Config.read(settings(tmp_path / "llama", text)), tmp_path / "alone", until=1, console=QUIET)

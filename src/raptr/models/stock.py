@@ -71,7 +71,10 @@ class StockFolder:
     def facts(self) -> Mapping[str, Any]:
         """What config.json says."""
         if not (self.path / CONFIG).is_file():
-            raise ValueError(f"model.start is {str(self.path)!r}, which holds no {CONFIG}. Name a model's folder.")
+            raise ValueError(
+                f"model.start is {str(self.path)!r}, which holds no {CONFIG}. Name the folder of a model, such as the "
+                "export in a run's folder."
+            )
         return self._json(CONFIG)
 
     @property
