@@ -6,14 +6,14 @@ The weights are read at step 0 alone: a run that goes on reads its checkpoint, a
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raptr.data.store import TOKENIZER, TokenStore
 from raptr.data.tokenizer import read_vocabulary
 from raptr.files import sha256_of
-from raptr.models.contract import Family
+from raptr.models.contract import Family, ModelConfig
 from raptr.models.model import Model
 from raptr.models.registry import FAMILIES
 from raptr.models.stock import StockFolder
@@ -40,12 +40,11 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found, known = exporter.dimensions(folder), [field.name for field in fields(family.config)]
     given = {key: settings[key] for key in known if settings.get(key) is not None}
     given, size = values(family.config, given, "model."), settings.get("size")
-    there = replace(next(iter(family.sizes.values())), **{**given, **found})
-    wanted = replace(family.sizes.get(str(size), there), **given)
-    for key in found:
-        if (ours := getattr(wanted, key)) != (theirs := getattr(there, key)):
-            whose = f"model.{key} is" if key in given else f"model.size is {size!r}, whose {key} is"
-            raise ValueError(f"{whose} {ours!r}; model.start is {start!r}, whose {key} is {theirs!r}")
+    base = family.sizes.get(str(size))
+    there = replace(base or next(iter(family.sizes.values())), **{**given, **found})
+    wanted = replace(base or there, **given)
+    of_size = {key: f"model.size is {size!r}, whose {key}" for key in found if key not in given}
+    _check_dimensions(folder, wanted, there, of_size)
     return {**settings, "family": family.name, **found, "start_sha256": _checksum(folder)}
 
 
@@ -61,7 +60,18 @@ def load_start(start: str, checksum: str | None, model: Model, store: TokenStore
         )
     _check_vocabulary(folder, store)
     _, exporter = _known(folder)
+    _check_dimensions(folder, model.config, replace(model.config, **exporter.dimensions(folder)))
     exporter.load(model, folder)
+
+
+def _check_dimensions(
+    folder: StockFolder, ours: ModelConfig, theirs: ModelConfig, named: Mapping[str, str] | None = None
+) -> None:
+    """Refuse dimensions that are not the folder's; `named` says where ours come from, if not from their setting."""
+    for key, value in asdict(ours).items():
+        if value != (there := getattr(theirs, key)):
+            name = (named or {}).get(key, f"model.{key}")
+            raise ValueError(f"{name} is {value!r}; model.start is {str(folder.path)!r}, whose {key} is {there!r}")
 
 
 def _known(folder: StockFolder) -> tuple[Family, "Exporter"]:
