@@ -37,8 +37,9 @@ ALLOWED: dict[str, set[str]] = {
     "comparison": {"data", "files", "methods", "recipes", "report", "settings", "strict_yaml", "train"},
     "integrations": {"extras", "methods", "models", "subnetworks", "train"},
     "failures": {"extras", "train"},
+    "options": {"methods", "models"},
     "cli": {
-        *("comparison", "data", "failures", "methods", "models", "objectives", "recipes"),
+        *("comparison", "data", "failures", "methods", "models", "objectives", "options", "recipes"),
         *("report", "settings", "strict_yaml", "studies", "train"),
     },
     "__main__": {"cli", "extras", "failures"},

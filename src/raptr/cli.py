@@ -21,8 +21,19 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
-from raptr.models.registry import FAMILIES, planned_size, sizes_help
+from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
+from raptr.options import (
+    AverageOption,
+    FamilyOption,
+    FullStartOption,
+    LengthsOption,
+    MethodOption,
+    ScheduleOption,
+    SetOption,
+    SizeOption,
+    StepsOption,
+)
 from raptr.recipes import FIRST, RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
 
@@ -34,31 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # "rich" would drop what stands in square brackets
 )
-
-ScheduleOption = Annotated[
-    str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
-]
-LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
-AverageOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Choose the stages' lengths so that this many layers run on average; for pld and layer-dropout: this "
-        "fraction of the layers."
-    ),
-]
-FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
-FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
-SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Any other setting, such as method.scaling=sqrt or optimizer.idle=zero; repeatable.",
-    ),
-]
-StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -87,6 +73,10 @@ def pretrain(
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
+    init: Annotated[
+        str | None,
+        typer.Option(help="Start from the model in this Hugging Face folder: a Llama, or an export."),
+    ] = None,
     family: FamilyOption = None,
     size: SizeOption = None,
     steps: StepsOption = None,
@@ -121,6 +111,7 @@ def pretrain(
         "method.full_start": full_start,
         "model.family": family,
         "model.size": size,
+        "model.start": init,
         "train.steps": steps,
         "train.batch": batch,
         "data.source": data,
@@ -131,7 +122,7 @@ def pretrain(
         "train.device": device,
         "train.deterministic": deterministic,
     }
-    full = _resolve(recipe, config, method, given, settings or [])
+    full = _resolve(recipe, config, method, given, settings or [], run)
     console = Console(stderr=True)
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
@@ -142,7 +133,8 @@ def pretrain(
     with importing():
         from raptr.train.config import BUILTIN
         from raptr.train.loop import pretrain as run_pretraining
-    folder = run or Path("runs") / f"{recipe}-{full.method['name']}"
+        from raptr.train.resolve import default_run
+    folder = run or default_run(recipe, full.method["name"])
     _say(console, f"run     {folder}")
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
@@ -202,7 +194,7 @@ def plan(
         "data.vocabulary": 30_000,
         "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
     }
-    _show_plan(_resolve(None, None, method, given, settings or []), timed=timed, as_json=as_json)
+    _show_plan(_resolve(None, None, method, given, settings or [], None), timed=timed, as_json=as_json)
 
 
 @app.command()
@@ -386,11 +378,11 @@ def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) 
 
 
 def _resolve(
-    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str]
+    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str], run: Path | None
 ) -> "Config":
     with importing():
         from raptr.train.resolve import resolve
-    return resolve(recipe, file, method, given, sets)
+    return resolve(recipe, file, method, given, sets, run)
 
 
 def main() -> None:

@@ -132,8 +132,8 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     folder = conduct(LINEAR, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
     whole = json.loads((folder / "result.json").read_text())
     assert (folder / "linear.png").stat().st_size > 10_000
-    kept = (folder / "part-12-0.json").stat().st_mtime_ns
-    (folder / "part-12-1.json").unlink()
+    kept = (folder / "job-12-0.json").stat().st_mtime_ns
+    (folder / "job-12-1.json").unlink()
     drawn: list[int] = []
     original = linear.gaussians
 
@@ -144,7 +144,7 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(linear, "gaussians", counted)
     conduct(LINEAR, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
     assert drawn == [1]
-    assert (folder / "part-12-0.json").stat().st_mtime_ns == kept
+    assert (folder / "job-12-0.json").stat().st_mtime_ns == kept
     assert json.loads((folder / "result.json").read_text()) == whole
     # another setting does not find these parts its own
     monkeypatch.setattr(linear, "Setting", lambda **_: Setting(depth=16, widths=(12,), inputs=(4,), alignment_depth=16))

@@ -39,7 +39,7 @@ from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, read
 from raptr.strict_yaml import read_yaml
-from raptr.train.config import Config, Precision
+from raptr.train.config import Config, Precision, merged
 from raptr.train.flops import planned_flops
 
 FULL = "full"
@@ -252,7 +252,6 @@ def slug(label: str) -> str:
 def _base(spec: _Spec, device: str | None) -> Config:
     """The settings that all entries share."""
     recipe = RECIPES[spec.recipe]() if spec.recipe else {}
-    merged: dict[str, dict[str, Any]] = {section: {**recipe.get(section, {})} for section in SECTIONS}
     for section, given in spec.settings.items():
         if section not in SECTIONS:
             raise ValueError(
@@ -261,14 +260,14 @@ def _base(spec: _Spec, device: str | None) -> Config:
             )
         if not isinstance(given, Mapping):
             raise ValueError(f"settings.{section} is {given!r}; a mapping is allowed")
-        merged[section].update(given)
     shared = spec.settings.get("train", {})
     if "seed" in shared:
         raise ValueError(f"settings.train.seed is {shared['seed']!r}; a comparison names its seeds under seeds")
     if spec.peaks is not None and "peak" in spec.settings.get("optimizer", {}):
         raise ValueError("settings.optimizer.peak and peaks are both given; one of them is allowed")
-    merged["train"] = {"keep": 1, **merged["train"], **({"device": device} if device else {})}
-    return Config.read({**merged, "method": {"name": FULL}})
+    settings = merged({section: recipe.get(section, {}) for section in SECTIONS}, spec.settings)
+    settings["train"] = {"keep": 1, **settings["train"], **({"device": device} if device else {})}
+    return Config.read({**settings, "method": {"name": FULL}})
 
 
 def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:

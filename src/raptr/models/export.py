@@ -1,7 +1,7 @@
-"""A trained model as what others can load: a stock model and a stock tokenizer of `transformers`.
+"""A trained model as what others can load: a stock model and a stock tokenizer of `transformers`; and back.
 
-How a family's weights become those of its stock class is the family's own file; what all of them do is here. No code
-and nothing pickled goes along.
+How a family's weights become those of its stock class is the family's own file; what all of them do is here and in
+stock.py. No code and nothing pickled goes along.
 """
 
 import contextlib
@@ -17,15 +17,19 @@ from transformers.utils import logging
 
 from raptr.data.tokenizer import Vocabulary
 from raptr.models.contract import ModelConfig
+from raptr.models.stock import StockFolder
 from raptr.subnetworks import Subnetwork
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """How the models of a family are exported, and what the model card says of them."""
+    """How the models of a family are exported and read back, and what the model card says of them."""
 
+    stock: str  # the name of the stock class
     convert: Callable[[Any, Subnetwork, Vocabulary], PreTrainedModel]  # the layers that run, as a stock model
     tokenizer: Callable[[Path, int], PreTrainedTokenizerFast]  # a `tokenizer.json`, for so many positions
+    dimensions: Callable[[StockFolder], dict[str, Any]]  # settings of `model`; refuses what our network is not
+    load: Callable[[Any, StockFolder], None]  # into a model of these dimensions
     task: str  # the name of the pipeline
     tags: tuple[str, ...]
     says: str  # what the model is

@@ -14,6 +14,7 @@ from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read, values
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
+from raptr.train.starting import with_start
 from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
@@ -35,6 +36,8 @@ class ModelSettings:
 
     family: str = FAMILY
     size: str = ""  # the family's first
+    start: str | None = field(default=None, metadata=FREE)  # a folder of transformers instead of random weights
+    start_sha256: str | None = None  # of its weights; decided when the settings are read
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,6 +49,8 @@ class ModelSettings:
             object.__setattr__(self, "size", next(iter(sizes)))
         if self.size not in sizes:
             raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, sizes)}allowed: {', '.join(sizes)}")
+        if self.start is None and self.start_sha256 is not None:
+            raise ValueError(f"model.start_sha256 is {self.start_sha256!r} without model.start. Give both or neither.")
         for name, value in self.given.items():
             most = MOST_LAYERS if name == "layers" else MOST_WIDE
             if type(value) is int and not 1 <= value <= most:
@@ -56,7 +61,7 @@ class ModelSettings:
         """Read the section `model`, whose keys are family, size and the family's own settings."""
         if not isinstance(settings, Mapping):
             raise ValueError(f"model is {settings!r}; a mapping is allowed")
-        names = ("family", "size")
+        settings, names = with_start(settings), ("family", "size", "start", "start_sha256")
         made = read(cls, {key: settings[key] for key in names if key in settings}, "model.")
         known = [entry.name for entry in fields(made.kind.config) if entry.name not in FROM_DATA]
         for key in settings:
@@ -78,7 +83,8 @@ class ModelSettings:
     def mapping(self, dimensions: ModelConfig) -> dict[str, Any]:
         """All settings, with the dimensions as they were decided."""
         sizes = {key: value for key, value in asdict(dimensions).items() if key not in FROM_DATA}
-        return {"family": self.family, "size": self.size, **sizes}
+        start = {"start": self.start, "start_sha256": self.start_sha256} if self.start is not None else {}
+        return {"family": self.family, "size": self.size, **start, **sizes}
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,11 @@ class Config:
         self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
         dimensions = self.model.build(self.data.vocabulary, self.data.length)
-        self.make_method(dimensions)
+        method = self.make_method(dimensions)
+        if self.model.start is not None and method.shape(0) != method.target:
+            raise ValueError(
+                f"method.name is {method.name!r} with model.start; only methods that do not grow the model are allowed"
+            )
         if self.train.execution == "gather" and (self.train.recompute or self.data.isolate_documents):
             other = "train.recompute" if self.train.recompute else "data.isolate_documents"
             raise ValueError(f"train.execution is 'gather' with {other}; auto and skip are allowed")
@@ -328,24 +338,27 @@ def _has_bfloat16(device: torch.device) -> bool:
 def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings with the later ones in their place.
 
-    Where a method or an objective is named later, no setting of an earlier one carries over; where a size or a family
-    is, no dimension.
+    Where a method or an objective is named later, no setting of an earlier one carries over; where a size, a family or
+    a start is, no dimension. A start that carries over is read again, since what is named later may not fit it.
     """
     result: dict[str, Any] = dict(settings)
     for section, given in later.items():
         kept = dict(settings.get(section, {}))
         if section in ("method", "objective") and "name" in given:
             kept = {}
-        if section == "model" and not {"family", "size"}.isdisjoint(given):
-            carried = NO_DIMENSIONS if "family" in given else ("family", "z_loss", *NO_DIMENSIONS)
-            kept = {key: value for key, value in kept.items() if key in carried}
+        if section == "model":
+            kept.pop("start_sha256", None)
+            if not {"family", "size", "start"}.isdisjoint(given):
+                carried = NO_DIMENSIONS if "start" in given else ("family", "start", *NO_DIMENSIONS)
+                carried = carried if {"family", "start"} & set(given) else ("z_loss", *carried)
+                kept = {key: value for key, value in kept.items() if key in carried}
         result[section] = {**kept, **given}
     return result
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     """The settings in which two configurations' results differ, each with `was a, now b`."""
-    sections = {"train": TrainSettings, "data": DataSettings}
+    sections = {"train": TrainSettings, "data": DataSettings, "model": ModelSettings}
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
     before, after = _flat(old), _flat(new)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]

@@ -125,6 +125,7 @@ def card(
         "width": f"{dimensions.width}, {dimensions.heads} heads, MLP of {dimensions.mlp}",
         "vocabulary": f"{dimensions.vocabulary:,} tokens",
         "longest sequence": f"{dimensions.positions} tokens",
+        **({} if config.model.start is None else {"started from": config.model.start}),
         "text": config.data.source,
         "method": f"{config.method['name']} ({', '.join(f'{key} {value}' for key, value in settings.items())})",
         "steps": f"{found.step:,} of {config.train.steps:,}, {config.train.batch} sequences each",

@@ -50,6 +50,7 @@ from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
+from raptr.train.starting import load_start
 from raptr.train.trackers.registry import check_installed
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def pretrain(
     export: bool = False,
     report: bool = False,
 ) -> Result:
-    """Train a model from nothing, or go on where the run in this folder stopped.
+    """Train a model from nothing or from `model.start`, or go on where the run in this folder stopped.
 
     `fresh` replaces the run that is there, after everything that the new one needs was checked; `until` stops after
     that many steps in all, saved, to go on another time. So do SIGTERM and Ctrl-C, heard through `stop` where the
@@ -106,6 +107,8 @@ def pretrain(
             check_installed(settled.train.tracker)
             store = open_data(settled, run, console, verify=verify)
             trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
+            if found is None and (start := settled.model.start) is not None:
+                load_start(start, settled.model.start_sha256, trainer.model, store)
             if fresh:
                 folder.clear()
             if found is not None:

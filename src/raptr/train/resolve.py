@@ -8,12 +8,21 @@ from raptr.recipes import RECIPES
 from raptr.settings import nearest, nested
 from raptr.strict_yaml import parse_setting, read_yaml
 from raptr.train.config import Config, merged
+from raptr.train.run import RunFolder
 
 
 def resolve(
-    recipe: str | None, file: Path | None, method: str | None, given: Mapping[str, Any], sets: Iterable[str]
+    recipe: str | None,
+    file: Path | None,
+    method: str | None,
+    given: Mapping[str, Any],
+    sets: Iterable[str],
+    run: Path | None = None,
 ) -> Config:
-    """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set."""
+    """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set.
+
+    Where the folder of `model.start` is gone, the run in the folder `run` knows what it held.
+    """
     settings: dict[str, Any] = {}
     if recipe is not None:
         if recipe not in RECIPES:
@@ -24,7 +33,24 @@ def resolve(
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
         options["method.name"] = method
-    return Config.read(merged(settings, nested(options)))
+    settings = merged(settings, nested(options))
+    name = settings.get("method", {}).get("name")
+    return Config.read(_remembered(settings, run or default_run(recipe, name)))
+
+
+def default_run(recipe: str | None, method: object) -> Path:
+    """The folder of a run that names none."""
+    return Path("runs") / f"{recipe}-{method}"
+
+
+def _remembered(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+    """The settings with the dimensions of the run that is there, if it started from the same folder, now gone."""
+    model, folder = settings.get("model", {}), RunFolder(run)
+    start = model.get("start")
+    if not isinstance(start, str) or Path(start).exists() or not folder.config.is_file():
+        return settings
+    begun = folder.read()
+    return settings if begun.model.start != start else {**settings, "model": {**begun.mapping()["model"], **model}}
 
 
 def _sections(path: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raptr.data.batch import Batch
 from raptr.models.decoder.config import DecoderConfig
-from raptr.models.decoder.model import EPSILON, Block, Decoder
+from raptr.models.decoder.model import Block, Decoder
 from raptr.models.layout import chosen
 from raptr.subnetworks import Shape, Subnetwork
 from tests.walks import scores
@@ -52,7 +52,7 @@ def decoder(config: DecoderConfig) -> Decoder:
 
 
 def norm(x: Tensor, gain: Tensor) -> Tensor:
-    return gain * x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+    return gain * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def rotate(x: Tensor, base: float) -> Tensor:

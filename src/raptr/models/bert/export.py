@@ -15,11 +15,12 @@ wherever it stands, as all stock models of this class do.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerFast, RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
 
 from raptr.data.tokenizer import BERT as SPECIALS
@@ -29,10 +30,12 @@ from raptr.models.bert.model import EPSILON, Bert, Block
 from raptr.models.export import Exporter, check
 from raptr.models.inputs import folded
 from raptr.models.layout import split
+from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
 
 STOCK = RobertaPreLayerNormForMaskedLM
 BODY = "roberta_prelayernorm"
+TYPES = f"{BODY}.embeddings.token_type_embeddings.weight"
 
 
 def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
@@ -49,7 +52,10 @@ def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary)
     with torch.random.fork_rng(devices=[]):
         stock = _configuration(model.config, subnetwork.size, vocabulary)
         exported = STOCK(stock)
-    exported.load_state_dict(_weights(model, subnetwork, vocabulary["[PAD]"]))
+    tensors = {name: piece.exported() for name, piece in _pieces(model, subnetwork, vocabulary["[PAD]"]).items()}
+    words, bias = tensors[f"{BODY}.embeddings.word_embeddings.weight"], tensors["lm_head.bias"]
+    tied = {"lm_head.decoder.weight": words, "lm_head.decoder.bias": bias}
+    exported.load_state_dict({**tensors, **tied, TYPES: torch.zeros_like(words[:1])})
     exported.train(False)
     return exported
 
@@ -112,21 +118,49 @@ def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> R
     )
 
 
-def _weights(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Tensor]:
-    """Every tensor of the stock model, by its name there."""
-    words, positions = model.tokens.weight.detach(), model.embedding.positions.weight.detach()
-    unused = positions.new_zeros(pad + 1, positions.shape[1])
+def dimensions(folder: StockFolder) -> dict[str, Any]:
+    """The settings of `model` that make a BERT of a stock model's dimensions."""
+    needed = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "tie_word_embeddings": True, "is_decoder": False}
+    stock = folder.read(RobertaPreLayerNormConfig, needed)
+    if stock.pad_token_id is None:
+        raise ValueError(f"model.start is {str(folder.path)!r}, whose pad_token_id is None; a token's id is allowed")
+    return {
+        "layers": stock.num_hidden_layers,
+        "width": stock.hidden_size,
+        "heads": stock.num_attention_heads,
+        "head_size": stock.hidden_size // stock.num_attention_heads,
+        "mlp": stock.intermediate_size,
+    }
+
+
+def from_transformers(model: Bert, folder: StockFolder) -> None:
+    """Give the BERT the weights of a stock model; what that adds for the first token type is added to positions."""
+    stock = RobertaPreLayerNormConfig.from_dict(dict(folder.facts))
+    assert stock.pad_token_id is not None
+    positions = stock.max_position_embeddings - stock.pad_token_id - 1
+    if model.config.positions > positions:
+        raise ValueError(
+            f"data.length is {model.config.positions}; model.start is {str(folder.path)!r}, which has {positions} "
+            f"positions, so up to {positions} are allowed"
+        )
+    # The tied matrix and bias may be there twice; older versions also wrote the positions' numbers and a pooler.
+    besides = rf"{TYPES}|lm_head\.decoder\.(weight|bias)|.*\.position_ids|{BODY}\.pooler\..*"
+    folder.fill(_pieces(model, Subnetwork.full(model.config.layers), stock.pad_token_id), besides)
+    table = model.embedding.positions.weight.detach()
+    table += folder.tensor(TYPES)[0].to(table)
+
+
+def _pieces(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Piece]:
+    """Every tensor of the stock model but tied ones and token types, by its name there."""
+    positions = model.embedding.positions.weight
     named = {
-        f"{BODY}.embeddings.word_embeddings.weight": words,
-        f"{BODY}.embeddings.position_embeddings.weight": torch.cat([unused, positions]),
-        f"{BODY}.embeddings.token_type_embeddings.weight": torch.zeros_like(words[:1]),
+        f"{BODY}.embeddings.word_embeddings.weight": whole(model.tokens.weight),
+        f"{BODY}.embeddings.position_embeddings.weight": Piece(positions, tuple(positions.shape), skip=pad + 1),
         **_pair(f"{BODY}.embeddings.LayerNorm", model.embedding.norm),
         **_pair(f"{BODY}.LayerNorm", model.head.final_norm),
         **_pair("lm_head.dense", model.head.dense),
         **_pair("lm_head.layer_norm", model.head.norm),
-        "lm_head.decoder.weight": words,
-        "lm_head.decoder.bias": model.head_bias.detach(),
-        "lm_head.bias": model.head_bias.detach(),
+        "lm_head.bias": whole(model.head_bias),
     }
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
@@ -135,7 +169,7 @@ def _weights(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Tensor]
     return named
 
 
-def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Tensor]:
+def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Piece]:
     """The tensors of one layer, the scales of its branches folded into their last projections."""
     weights = split(block.qkv.weight.detach(), block.layout["qkv.weight"])
     biases = split(block.qkv.bias.detach(), block.layout["qkv.bias"])
@@ -147,19 +181,22 @@ def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) ->
         **_pair(f"{name}.output.dense", block.mlp_out, mlp_scale),
     }
     for part, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
-        named[f"{name}.attention.self.{part}.weight"] = weight
-        named[f"{name}.attention.self.{part}.bias"] = bias
+        named[f"{name}.attention.self.{part}.weight"] = whole(weight)
+        named[f"{name}.attention.self.{part}.bias"] = whole(bias)
     return named
 
 
-def _pair(name: str, module: nn.Linear | nn.LayerNorm, scale: float = 1.0) -> dict[str, Tensor]:
+def _pair(name: str, module: nn.Linear | nn.LayerNorm, scale: float = 1.0) -> dict[str, Piece]:
     """A module's weight and bias, scaled."""
-    return {f"{name}.weight": module.weight.detach() * scale, f"{name}.bias": module.bias.detach() * scale}
+    return {f"{name}.weight": whole(module.weight, scale), f"{name}.bias": whole(module.bias, scale)}
 
 
 EXPORTER = Exporter(
+    stock=STOCK.__name__,
     convert=to_transformers,
     tokenizer=stock_tokenizer,
+    dimensions=dimensions,
+    load=from_transformers,
     task="fill-mask",
     tags=("raptr", "bert"),
     says="An encoder like BERT, trained by raptr to fill in masked tokens.",

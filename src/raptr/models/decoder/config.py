@@ -24,9 +24,12 @@ class DecoderConfig(ModelConfig):
     tied: bool = True  # the token matrix is also the output matrix
     rope_base: float = 10_000.0
     z_loss: float = 0.0  # times log²Z of the scores, added to the training loss alone; 1e-4 is usual
+    norm_epsilon: float = 1e-6  # of the RMSNorms
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kv_heads == self.heads:
+            object.__setattr__(self, "kv_heads", None)
         if self.heads % self.groups:
             raise ValueError(f"model.kv_heads is {self.kv_heads}; a divisor of heads, {self.heads}, is allowed")
         if self.head_size % 2:
@@ -35,6 +38,8 @@ class DecoderConfig(ModelConfig):
             raise ValueError(f"model.rope_base is {self.rope_base!r}; a number above 1 is allowed")
         if not 0 <= self.z_loss <= 1:
             raise ValueError(f"model.z_loss is {self.z_loss!r}; a number from 0 to 1 is allowed")
+        if not 0 < self.norm_epsilon < 1:
+            raise ValueError(f"model.norm_epsilon is {self.norm_epsilon!r}; a number above 0 and below 1 is allowed")
 
     @property
     def groups(self) -> int:

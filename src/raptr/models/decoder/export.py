@@ -1,21 +1,22 @@
-"""A trained decoder as a stock `LlamaForCausalLM` and a stock tokenizer.
+"""A trained decoder as a stock `LlamaForCausalLM` and a stock tokenizer, and a stock Llama as a decoder.
 
 The network is the same; only what is fused here is apart there, and a query head r of group g is number g·R + r there.
 Scales of the branches are folded into the output projections, which is exact; a scale of the whole layer cannot be.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.decoder.config import DecoderConfig
-from raptr.models.decoder.model import EPSILON, Block, Decoder
+from raptr.models.decoder.model import Block, Decoder
 from raptr.models.export import Exporter, check
 from raptr.models.inputs import folded
 from raptr.models.layout import split
+from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
 
 
@@ -25,7 +26,8 @@ def to_transformers(model: Decoder, subnetwork: Subnetwork, vocabulary: Vocabula
     # The stock class draws initial weights from the global generator, which is the caller's.
     with torch.random.fork_rng(devices=[]):
         exported = LlamaForCausalLM(_configuration(model.config, subnetwork.size, vocabulary))
-    exported.load_state_dict(_weights(model, subnetwork))
+    tensors = {name: piece.exported() for name, piece in _pieces(model, subnetwork).items()}
+    exported.load_state_dict({"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors})
     exported.train(False)
     return exported
 
@@ -63,7 +65,7 @@ def _configuration(config: DecoderConfig, layers: int, vocabulary: Vocabulary) -
         num_key_value_heads=config.groups,
         head_dim=config.head_size,
         max_position_embeddings=config.positions,
-        rms_norm_eps=EPSILON,
+        rms_norm_eps=config.norm_epsilon,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
         tie_word_embeddings=config.tied,
         bos_token_id=end,
@@ -72,45 +74,79 @@ def _configuration(config: DecoderConfig, layers: int, vocabulary: Vocabulary) -
     )
 
 
-def _weights(model: Decoder, subnetwork: Subnetwork) -> dict[str, Tensor]:
-    """Every tensor of the stock model, by its name there."""
-    named = {
-        "model.embed_tokens.weight": model.tokens.weight.detach(),
-        "model.norm.weight": model.head.norm.weight.detach(),
-        "lm_head.weight": model.output_VD.detach(),
+def dimensions(folder: StockFolder) -> dict[str, Any]:
+    """The settings of `model` that make a decoder of a stock model's dimensions."""
+    needed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    stock = folder.read(LlamaConfig, needed)
+    rope = stock.rope_parameters
+    if rope["rope_type"] != "default":
+        raise ValueError(
+            f"model.start is {str(folder.path)!r}, whose rope_type is {rope['rope_type']!r}; 'default' is allowed"
+        )
+    return {
+        "layers": stock.num_hidden_layers,
+        "width": stock.hidden_size,
+        "heads": stock.num_attention_heads,
+        "head_size": stock.head_dim,
+        "mlp": stock.intermediate_size,
+        "kv_heads": stock.num_key_value_heads,
+        "tied": stock.tie_word_embeddings,
+        "rope_base": float(rope["rope_theta"]),
+        "norm_epsilon": stock.rms_norm_eps,
     }
+
+
+def from_transformers(model: Decoder, folder: StockFolder) -> None:
+    """Give the decoder the weights of a stock model."""
+    # Where the output matrix is tied, a copy of it may be there; older versions also wrote the rotation's rates.
+    besides = r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if model.config.tied else "")
+    folder.fill(_pieces(model, Subnetwork.full(model.config.layers)), besides)
+
+
+def _pieces(model: Decoder, subnetwork: Subnetwork) -> dict[str, Piece]:
+    """Every tensor of the stock model but a tied output matrix, by its name there."""
+    named = {
+        "model.embed_tokens.weight": whole(model.tokens.weight),
+        "model.norm.weight": whole(model.head.norm.weight),
+    }
+    if model.output is not None:
+        named["lm_head.weight"] = whole(model.output.weight)
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        parts = _layer(block, *folded(subnetwork, layer))
-        named |= {f"model.layers.{place}.{name}.weight": tensor for name, tensor in parts.items()}
+        pieces = _layer(block, *folded(subnetwork, layer))
+        named |= {f"model.layers.{place}.{name}.weight": piece for name, piece in pieces.items()}
     return named
 
 
-def _layer(block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Tensor]:
+def _layer(block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Piece]:
     """The tensors of one layer, the scales of its branches folded into their last projections."""
-    cuts, groups = block.layout, block.heads
-    *queries, key, value = split(block.qkv.weight.detach(), cuts["qkv.weight"])
-    outputs = split(block.attention_out.weight.detach(), cuts["attention_out.weight"])
+    cuts, groups, size = block.layout, block.heads, block.head_size
+    qkv, out = block.qkv.weight.detach(), block.attention_out.weight.detach()
+    queries, width = out.shape[1], out.shape[0]
+    *_, key, value = split(qkv, cuts["qkv.weight"])
     gate, up = split(block.mlp_in.weight.detach(), cuts["mlp_in.weight"])
-    query_GRKD = torch.stack([one.view(groups, block.head_size, -1) for one in queries], 1)
-    output_DGRK = torch.stack([one.view(-1, groups, block.head_size) for one in outputs], 2)
+    query_GRKD = qkv[:queries].view(-1, groups, size, width).transpose(0, 1)
+    output_DGRK = out.view(width, -1, groups, size).transpose(1, 2)
     return {
-        "input_layernorm": block.attention_norm.weight.detach(),
-        "self_attn.q_proj": query_GRKD.flatten(0, 2),
-        "self_attn.k_proj": key,
-        "self_attn.v_proj": value,
-        "self_attn.o_proj": output_DGRK.flatten(1) * attention_scale,
-        "post_attention_layernorm": block.mlp_norm.weight.detach(),
-        "mlp.gate_proj": gate,
-        "mlp.up_proj": up,
-        "mlp.down_proj": block.mlp_out.weight.detach() * mlp_scale,
+        "input_layernorm": whole(block.attention_norm.weight),
+        "self_attn.q_proj": Piece(query_GRKD, (queries, width)),
+        "self_attn.k_proj": whole(key),
+        "self_attn.v_proj": whole(value),
+        "self_attn.o_proj": Piece(output_DGRK, (width, queries), attention_scale),
+        "post_attention_layernorm": whole(block.mlp_norm.weight),
+        "mlp.gate_proj": whole(gate),
+        "mlp.up_proj": whole(up),
+        "mlp.down_proj": whole(block.mlp_out.weight, mlp_scale),
     }
 
 
 EXPORTER = Exporter(
+    stock=LlamaForCausalLM.__name__,
     convert=to_transformers,
     tokenizer=stock_tokenizer,
+    dimensions=dimensions,
+    load=from_transformers,
     task="text-generation",
     tags=("raptr", "llama"),
     says="A decoder of Llama's kind, trained by raptr to go on with a text.",

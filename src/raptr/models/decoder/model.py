@@ -23,8 +23,6 @@ from raptr.models.inputs import BlockInputs, scaled, times
 from raptr.models.layout import Cut, Layout, of_running
 from raptr.models.model import Model, at_targets
 
-EPSILON = 1e-6
-
 
 class Context(NamedTuple):
     """What every layer sees: the rotation of each position, (S, K/2), and who attends to whom (None: causal)."""
@@ -43,10 +41,10 @@ class Block(nn.Module):
         self.heads, self.parts, self.head_size = config.groups, config.parts, config.head_size
         self.layout = layout(config)
         queries, keys = config.heads * config.head_size, config.groups * config.head_size
-        self.attention_norm = nn.RMSNorm(config.width, eps=EPSILON)
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
         self.qkv = nn.Linear(config.width, queries + 2 * keys, bias=False)
         self.attention_out = nn.Linear(queries, config.width, bias=False)
-        self.mlp_norm = nn.RMSNorm(config.width, eps=EPSILON)
+        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_epsilon)
         self.mlp_in = nn.Linear(config.width, 2 * config.mlp, bias=False)
         self.mlp_out = nn.Linear(config.mlp, config.width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
@@ -99,7 +97,7 @@ class Head(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.norm, self.z_loss = nn.RMSNorm(config.width, eps=EPSILON), config.z_loss
+        self.norm, self.z_loss = nn.RMSNorm(config.width, eps=config.norm_epsilon), config.z_loss
 
     def forward(self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, output_VD: Tensor) -> Tensor:
         """The mean cross entropy at the targets; in training with the z-loss."""

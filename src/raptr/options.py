@@ -1,0 +1,33 @@
+"""Options that several commands have. No torch: the help lists methods, families and sizes."""
+
+from typing import Annotated
+
+import typer
+
+from raptr.methods import METHODS
+from raptr.models.registry import FAMILIES, sizes_help
+
+ScheduleOption = Annotated[
+    str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
+]
+LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
+AverageOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Choose the stages' lengths so that this many layers run on average; for pld and layer-dropout: this "
+        "fraction of the layers."
+    ),
+]
+FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
+FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
+SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Any other setting, such as method.scaling=sqrt or optimizer.idle=zero; repeatable.",
+    ),
+]
+StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
