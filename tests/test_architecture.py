@@ -35,11 +35,12 @@ ALLOWED: dict[str, set[str]] = {
     "recipes": set(),
     "studies": {"files", "hashing", "settings", "subnetworks", "data", "models", "methods", "train", "report"},
     "comparison": {"data", "files", "methods", "recipes", "report", "settings", "strict_yaml", "train"},
+    "evaluation": {"comparison", "data", "failures", "files", "report", "train"},
     "integrations": {"extras", "methods", "models", "subnetworks", "train"},
     "failures": {"extras", "train"},
     "options": {"methods", "models"},
     "cli": {
-        *("comparison", "data", "failures", "methods", "models", "objectives", "options", "recipes"),
+        *("comparison", "data", "evaluation", "failures", "methods", "models", "objectives", "options", "recipes"),
         *("report", "settings", "strict_yaml", "studies", "train"),
     },
     "__main__": {"cli", "extras", "failures"},

@@ -197,7 +197,7 @@ def test_another_size_has_its_own_dimensions(
     assert "full: 3 layers" in capsys.readouterr().out
 
 
-COMMANDS = ["pretrain", "plan", "prepare", "export", "study", "compare", "report"]
+COMMANDS = ["pretrain", "plan", "prepare", "export", "study", "compare", "finetune", "report"]
 
 
 @pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)])

@@ -76,7 +76,11 @@ def test_what_computes_no_tensor_needs_no_torch(name: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *([name, "--help"] for name in ("pretrain", "plan", "prepare", "study", "compare"))],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in ("pretrain", "plan", "prepare", "study", "compare", "finetune")),
+    ],
     ids=" ".join,
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:

@@ -19,6 +19,7 @@ from raptr.data.prepare.domains import parse_domain, with_valid
 from raptr.data.prepare.preparation import VOCABULARY, prepare_corpus
 from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
+from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.registry import planned_size
@@ -346,6 +347,9 @@ def compare(
     if done.stopped:
         console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command goes on")
         raise typer.Exit(3)
+
+
+app.command()(finetune)
 
 
 @app.command()

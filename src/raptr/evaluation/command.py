@@ -1,0 +1,76 @@
+"""The command `raptr finetune`: parsing only, so that the help needs no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from raptr.evaluation.tasks import TASKS
+from raptr.failures import importing, work_in
+
+
+def finetune(
+    model: Annotated[Path, typer.Argument(help="A run, an export, or any encoder's folder of Hugging Face.")],
+    task: Annotated[str, typer.Option(help=f"One of: {', '.join(TASKS)}.")],
+    data: Annotated[Path, typer.Option(help="The folder with train and dev files, tsv or jsonl; or GLUE's folder.")],
+    out: Annotated[Path | None, typer.Option(help="Where results go. [default: runs/finetune/MODEL-TASK]")] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="A learning rate to try; repeatable. [default: 1e-5, 2e-5, 3e-5, 5e-5; with a width of up to 512 "
+            "also 1e-4, 3e-4]"
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds at each learning rate.")] = 3,
+    epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 3,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
+    length: Annotated[int, typer.Option(help="Tokens per example; longer ones are cut.")] = 128,
+    dropout: Annotated[float, typer.Option(help="Dropout in fine-tuning, whatever the model was trained with.")] = 0.1,
+    examples: Annotated[int | None, typer.Option(help="Train on so many examples. [default: all]")] = None,
+    leading_space: Annotated[
+        bool, typer.Option("--leading-space", help="Put a space before each text, for byte-level tokenizers.")
+    ] = False,
+    text: Annotated[
+        list[str] | None, typer.Option(help="The column of a text; given twice for two. [default: looked for]")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the label. [default: looked for]")] = None,
+    dev: Annotated[str | None, typer.Option(help="The dev file, such as dev_mismatched. [default: looked for]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Judge an encoder by a task: fine-tune it at several learning rates and seeds, and score it on the dev set.
+
+    Leaves finetune.json and finetune.png. A command that was stopped or killed goes on with the missing jobs when it
+    is given again.
+    """
+    with importing():
+        from raptr.evaluation.run import finetune as run_finetuning
+        from raptr.evaluation.summary import rich_table
+        from raptr.evaluation.tuning import Recipe
+    console = Console(stderr=True)
+    recipe = Recipe(
+        epochs=epochs, batch=batch, dropout=dropout, length=length, examples=examples, leading_space=leading_space
+    )
+    with work_in(out or Path("runs/finetune")):
+        done = run_finetuning(
+            model,
+            task,
+            data,
+            out,
+            recipe=recipe,
+            rates=rate or (),
+            seeds=seeds,
+            texts=text or (),
+            label=label,
+            dev=dev,
+            device=device,
+            console=console,
+        )
+    if done.record is not None:
+        Console().print(rich_table(done.record))
+        for kind in ("json", "png"):
+            path = done.folder / f"finetune.{kind}"
+            console.print(f"{kind:<8}{path}", highlight=False, markup=False, soft_wrap=True)
+    if done.stopped:
+        console.print(f"stopped with {done.finished} of {done.planned} jobs finished; the same command goes on")
+        raise typer.Exit(3)

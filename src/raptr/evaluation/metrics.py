@@ -1,0 +1,63 @@
+"""Accuracy, Matthews correlation, Pearson and Spearman correlation, as scikit-learn and scipy define them.
+
+One difference: a correlation with constant predictions is 0 here, where scipy gives nan.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def accuracy(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """The share of predictions that are right."""
+    return float(np.mean(np.asarray(targets) == np.asarray(predictions)))
+
+
+def matthews(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """The correlation of classes, for two or more of them (Gorodkin, 2004)."""
+    true, predicted = np.asarray(targets), np.asarray(predictions)
+    classes = np.unique(np.concatenate([true, predicted]))
+    true_k = np.array([np.sum(true == k) for k in classes], dtype=np.float64)
+    predicted_k = np.array([np.sum(predicted == k) for k in classes], dtype=np.float64)
+    n, correct = float(len(true)), float(np.sum(true == predicted))
+    spread = (n * n - true_k @ true_k) * (n * n - predicted_k @ predicted_k)
+    return float((correct * n - true_k @ predicted_k) / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """The linear correlation."""
+    x, y = np.asarray(targets, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:  # after the mean is subtracted, rounding may leave something of a constant
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip(x @ y / (np.sqrt(x @ x) * np.sqrt(y @ y)), -1, 1))
+
+
+def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """The correlation of ranks; equal values share their mean rank."""
+    return pearson(_ranks(targets), _ranks(predictions))
+
+
+def _ranks(values: ArrayLike) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "accuracy": accuracy,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    # GLUE's one number for STS-B
+    "pearson-spearman": lambda targets, predictions: (
+        (pearson(targets, predictions) + spearman(targets, predictions)) / 2
+    ),
+}
+
+
+def score(names: Sequence[str], targets: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
+    """The metrics by name."""
+    return {name: METRICS[name](targets, predictions) for name in names}

@@ -1,0 +1,239 @@
+"""A task's files: tsv or jsonl, plain or compressed, become texts and labels.
+
+A tsv file is read as GLUE writes it: tabs separate the fields, and quotation marks mean nothing.
+"""
+
+import gzip
+import io
+import json
+import lzma
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from raptr.data.prepare.compression import COMPRESSED, decompressed
+from raptr.evaluation.tasks import LABELS, Task
+from raptr.files import sha256_of
+
+KINDS = (".tsv", ".jsonl")
+TRAIN = ("train",)
+DEV = ("dev", "dev_matched", "valid", "validation", "validation_matched")
+
+
+@final
+@dataclass(frozen=True)
+class Split:
+    """The examples of one file; targets are numbers of labels, or for regression the values themselves."""
+
+    path: Path
+    texts: tuple[tuple[str, ...], ...]  # one or two for each example
+    targets: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@final
+@dataclass(frozen=True)
+class TaskData:
+    """A task with its files."""
+
+    task: Task
+    train: Split
+    dev: Split
+    labels: tuple[str, ...]  # in the order of their numbers; empty for regression
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the model gives for an example."""
+        return len(self.labels) or 1
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this data from other data."""
+        return {
+            "train": {"file": self.train.path.name, "examples": len(self.train), "sha256": sha256_of(self.train.path)},
+            "dev": {"file": self.dev.path.name, "examples": len(self.dev), "sha256": sha256_of(self.dev.path)},
+            "labels": list(self.labels),
+        }
+
+
+def read_task(
+    task: Task, folder: Path, *, texts: Sequence[str] = (), label: str | None = None, dev: str | None = None
+) -> TaskData:
+    """Read the training file and the dev file in a folder, or in the task's own folder inside it.
+
+    `texts` and `label` name columns, `dev` a file; what is not named is looked for.
+    """
+    if len(texts) > 2:
+        raise ValueError(f"--text is given {len(texts)} times; one or two texts are allowed")
+    if not folder.is_dir():
+        raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the task's files")
+    if task.folder and (folder / task.folder).is_dir():
+        folder = folder / task.folder
+    paths = (_find(folder, TRAIN, "training"), _find(folder, (dev,) if dev else DEV, "dev"))
+    train, held = (list(_examples(path, task, tuple(texts), label)) for path in paths)
+    for path, rows in zip(paths, (train, held), strict=True):
+        if not rows:
+            raise ValueError(f"{path} has no examples")
+    if task.regression:
+        return TaskData(task, _split(paths[0], train, _numbers(train)), _split(paths[1], held, _numbers(held)), ())
+    labels = _labels(task, paths[0], train)
+    numbers = {name: float(number) for number, name in enumerate(labels)}
+    for row in held:
+        if row.label not in numbers:
+            raise ValueError(f"{row.where}: label is {row.label!r}; the training file has {', '.join(labels)}")
+    train_split, dev_split = (
+        _split(path, rows, [numbers[row.label] for row in rows])
+        for path, rows in zip(paths, (train, held), strict=True)
+    )
+    return TaskData(task, train_split, dev_split, labels)
+
+
+@final
+@dataclass(frozen=True)
+class _Example:
+    where: str  # file and line
+    texts: tuple[str, ...]
+    label: str
+
+
+def _split(path: Path, rows: Sequence[_Example], targets: Sequence[float]) -> Split:
+    return Split(path, tuple(row.texts for row in rows), tuple(targets))
+
+
+def _find(folder: Path, stems: Sequence[str], what: str) -> Path:
+    """The first file of these names; a name may be given with its ending."""
+    endings = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]
+    for stem in stems:
+        for ending in endings:
+            if (path := folder / (stem.removesuffix(ending) + ending)).is_file():
+                return path
+    raise ValueError(
+        f"{folder} has no {what} file; {' or '.join(stems)} is expected, as {' or '.join(KINDS)}, plain or "
+        f"compressed ({', '.join(COMPRESSED)})"
+    )
+
+
+def _labels(task: Task, path: Path, rows: Sequence[_Example]) -> tuple[str, ...]:
+    """The labels in a fixed order; a wrong number of them mostly means the wrong column."""
+    counts = Counter(row.label for row in rows)
+    labels = tuple(sorted(counts))
+    few = ", ".join(labels[:6]) + (", ..." if len(labels) > 6 else "")
+    if task.labels is not None and len(labels) != task.labels:
+        raise ValueError(f"{path} has {len(labels)} labels ({few}); task {task.name} has {task.labels}")
+    if task.labels is None and not 2 <= len(labels) <= max(2, len(rows) // 2):
+        raise ValueError(
+            f"{path} has {len(labels)} labels ({few}) in {len(rows)} examples; two to half as many as there are "
+            "examples are allowed. Name the column with --label."
+        )
+    return labels
+
+
+def _numbers(rows: Sequence[_Example]) -> list[float]:
+    values = []
+    for row in rows:
+        try:
+            values.append(float(row.label))
+        except ValueError:
+            raise ValueError(f"{row.where}: label is {row.label!r}; a number is expected") from None
+        if not math.isfinite(values[-1]):
+            raise ValueError(f"{row.where}: label is {row.label!r}; a finite number is expected")
+    return values
+
+
+def _examples(path: Path, task: Task, texts: tuple[str, ...], label: str | None) -> Iterator[_Example]:
+    columns: tuple[tuple[str, ...], str] | None = None
+    for number, row in _rows(path, task.unnamed):
+        where = f"{path}, line {number}"
+        if columns is None:
+            columns = _columns(where, row, task, texts, label)
+        for column in (*columns[0], columns[1]):
+            if column not in row:
+                raise ValueError(f"{where}: the column {column!r} is missing; found {', '.join(row)}")
+        yield _Example(where, tuple(_text(where, row, name) for name in columns[0]), _label(where, row, columns[1]))
+
+
+def _columns(
+    where: str, row: dict[str, Any], task: Task, texts: tuple[str, ...], label: str | None
+) -> tuple[tuple[str, ...], str]:
+    """The columns of the texts and of the label: those named, or the first choice that is there."""
+    choices = (texts,) if texts else task.texts
+    chosen = next((names for names in choices if all(name in row for name in names)), None)
+    if chosen is None:
+        wanted = " or ".join(" and ".join(names) for names in choices)
+        raise ValueError(f"{where}: found the columns {', '.join(row)}; {wanted} is expected. Name it with --text.")
+    names = (label,) if label else LABELS
+    target = next((name for name in names if name in row), None)
+    if target is None:
+        raise ValueError(
+            f"{where}: found the columns {', '.join(row)}; {' or '.join(names)} is expected. Name it with --label."
+        )
+    return chosen, target
+
+
+def _text(where: str, row: dict[str, Any], column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {column} is {value!r}; a text is expected")
+    return value
+
+
+def _label(where: str, row: dict[str, Any], column: str) -> str:
+    """The label as a text, the same one for 1, 1.0 and "1"."""
+    value = row[column]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str | int | float) and (text := str(value).strip()):
+        return text
+    raise ValueError(f"{where}: {column} is {value!r}; a label is expected")
+
+
+def _rows(path: Path, unnamed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows as columns by name, with the numbers of their lines."""
+    names: list[str] | None = None
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        if ".jsonl" in path.suffixes:
+            yield number, _object(path, number, line)
+            continue
+        fields = line.split("\t")
+        if names is None:
+            named = not unnamed or any(column in fields for column in unnamed)
+            names = fields if named else list(unnamed)
+            if named:
+                continue
+        if len(fields) != len(names):
+            raise ValueError(f"{path}, line {number}: found {len(fields)} fields; {len(names)} are expected")
+        yield number, dict(zip(names, fields, strict=True))
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}, line {number}: no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}, line {number}: found {line[:40]!r}; a JSON object is expected")
+    return value
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    compression = path.suffix if path.suffix in COMPRESSED else ""
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            # Only line feeds end lines: texts may have other characters that Python takes for ends.
+            text = io.TextIOWrapper(decompressed(raw, compression, path), encoding="utf-8-sig", newline="\n")
+            for number, line in enumerate(text, start=1):
+                yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, after line {number}: no UTF-8 ({error.reason})") from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); fetch it again") from None

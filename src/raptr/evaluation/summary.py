@@ -1,0 +1,178 @@
+"""The jobs of a fine-tuning summed up: a row for each learning rate, a table and a bar chart.
+
+The best rate has the highest mean over the seeds that all rates have; a rate at which a job diverged is never the
+best. Intervals are Student's, over the seeds, as in comparisons.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median, stdev
+from typing import Any, final
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from raptr.comparison.table import mean
+from raptr.report.plots import COLOURS, DPI, GREY, INK, clean
+
+Z95 = 1.96
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """What one learning rate reached over the seeds; `means` has every metric, the other numbers are of the first."""
+
+    rate: float
+    seeds: int
+    means: Mapping[str, float]
+    deviation: float | None
+    median: float | None
+    interval: float | None  # half the width of the 95% interval
+    diverged: int
+    best: bool
+    edge: bool  # the best rate is the lowest or the highest that was tried
+
+
+def rows(jobs: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Row]:
+    """A row for every learning rate that has a finished job."""
+    by_rate: dict[float, list[Mapping[str, Any]]] = {}
+    for job in sorted(jobs, key=lambda job: (job["rate"], job["seed"])):
+        by_rate.setdefault(job["rate"], []).append(job)
+    best = best_rate(by_rate, metrics[0])
+    made = []
+    for rate, group in by_rate.items():
+        scores = [job["scores"] for job in group if job["scores"] is not None]
+        values = [one[metrics[0]] for one in scores]
+        summary = mean(values)
+        made.append(
+            Row(
+                rate=rate,
+                seeds=len(group),
+                means={name: fmean(one[name] for one in scores) for name in metrics} if scores else {},
+                deviation=stdev(values) if len(values) > 1 else None,
+                median=median(values) if values else None,
+                interval=summary.interval if summary else None,
+                diverged=len(group) - len(scores),
+                best=rate == best,
+                edge=rate == best and len(by_rate) > 1 and rate in (min(by_rate), max(by_rate)),
+            )
+        )
+    return made
+
+
+def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str) -> float | None:
+    """The rate with the highest mean over the seeds that all rates have; None where none is without a divergence."""
+    scores = {
+        rate: {job["seed"]: -math.inf if job["scores"] is None else job["scores"][metric] for job in group}
+        for rate, group in by_rate.items()
+    }
+    shared = set.intersection(*(set(by_seed) for by_seed in scores.values())) if scores else set()
+    whole = {rate for rate, by_seed in scores.items() if -math.inf not in by_seed.values()}
+    means = {rate: fmean(scores[rate][seed] for seed in shared) for rate in sorted(whole) if shared}
+    return max(means, key=means.__getitem__, default=None)
+
+
+def standard_error(metric: str, value: float, examples: int) -> float:
+    """How far a score lies from that on another dev set of this size: of a share, or of a correlation near zero."""
+    return math.sqrt(max(0.0, value * (1 - value)) / examples) if metric == "accuracy" else 1 / math.sqrt(examples)
+
+
+def at_chance(row: Row, metric: str, baseline: float, examples: int) -> bool:
+    """Whether the mean is within the errors, over seeds and over examples, of the constant answer's score."""
+    margin = max(row.interval or 0.0, Z95 * standard_error(metric, baseline, examples))
+    return row.means[metric] <= baseline + margin
+
+
+def rich_table(record: Mapping[str, Any]) -> Table:
+    """The record as a table for the terminal, in percent."""
+    metrics, baseline, examples = record["metrics"], record["baseline"], record["data"]["dev"]["examples"]
+    table = Table(title=f"{record['model']['name']} on {record['task']}: {metrics[0]} on the dev set, in percent")
+    headings = ["rate", "seeds", "mean", "± 95%", "deviation", "median", *metrics[1:]]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in (Row(**one) for one in record["rows"]):
+        note = f" ({row.diverged} diverged)" if row.diverged else ""
+        cells = [
+            f"{row.rate:g}",
+            f"{row.seeds}{note}",
+            _percent(row.means.get(metrics[0])),
+            "–" if row.interval is None else f"{100 * row.interval:.2f}",
+            _percent(row.deviation),
+            _percent(row.median),
+            *(_percent(row.means.get(name)) for name in metrics[1:]),
+        ]
+        table.add_row(*cells, style="bold" if row.best else "")
+    table.add_section()
+    table.add_row("constant", "", _percent(baseline[metrics[0]]), *["–"] * 3, *map(_percent, _others(record)))
+    table.caption = " ".join(notes(record, examples))
+    return table
+
+
+def notes(record: Mapping[str, Any], examples: int) -> list[str]:
+    """What must be known about the table."""
+    metric, baseline = record["metrics"][0], record["baseline"][record["metrics"][0]]
+    best = next((Row(**one) for one in record["rows"] if one["best"]), None)
+    if best is None:
+        return ["A job diverged at every learning rate: try lower ones with --rate."]
+    error = standard_error(metric, best.means[metric], examples)
+    said = [
+        f"Best rate: {best.rate:g}, chosen on this dev set, so its score is slightly optimistic.",
+        f"With {examples:,} dev examples the standard error of one score is {100 * error:.1f} points.",
+    ]
+    if at_chance(best, metric, baseline, examples):
+        said.append("It is at chance: within its errors of the best constant answer.")
+    if best.edge:
+        said.append("The best rate lies at the edge of the grid: widen it with --rate.")
+    return said
+
+
+def _others(record: Mapping[str, Any]) -> list[float]:
+    return [record["baseline"][name] for name in record["metrics"][1:]]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def draw(record: Mapping[str, Any]) -> Figure:
+    """A bar for each learning rate, from the constant answer to the mean, with its 95% interval and every seed."""
+    metric = record["metrics"][0]
+    shown = [row for row in (Row(**one) for one in record["rows"]) if row.means]
+    baseline = 100 * record["baseline"][metric]
+    figure = Figure(figsize=(900 / DPI, 600 / DPI), dpi=DPI, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    clean(axes)
+    ends = [baseline]
+    for place, row in enumerate(shown):
+        middle, half = 100 * row.means[metric], 100 * (row.interval or 0.0)
+        axes.bar(place, middle - baseline, bottom=baseline, color=COLOURS[0], alpha=0.9 if row.best else 0.4, width=0.7)
+        if row.interval is not None:
+            axes.errorbar(place, middle, yerr=half, color=INK, capsize=3)
+        dots = [100 * job["scores"][metric] for job in record["jobs"] if job["rate"] == row.rate and job["scores"]]
+        axes.plot([place] * len(dots), dots, "o", color=COLOURS[1], markersize=3)
+        ends += [middle - half, middle + half, *dots]
+    axes.axhline(baseline, color=GREY, linestyle="--", linewidth=1.0)
+    axes.annotate(
+        "constant answer",
+        (1, baseline),
+        (0, -3),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        va="top",
+        ha="right",
+        fontsize=8,
+    )
+    axes.set_xticks(range(len(shown)), [f"{row.rate:g}" for row in shown])
+    axes.set_xlabel("learning rate; bars are means, whiskers 95% intervals, dots seeds", color=INK, fontsize=9)
+    axes.set_ylabel(f"{metric}, percent", color=INK)
+    axes.set_title(f"{record['model']['name']} on {record['task']}", fontsize=10, color=INK, parse_math=False)
+    room = max(1.0, 0.08 * (max(ends) - min(ends)))
+    axes.set_ylim(max(min(ends) - room, -100.0 if metric != "accuracy" else 0.0), min(max(ends) + room, 100.0))
+    return figure
+
+
+def as_json(table: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for a record."""
+    return [asdict(row) for row in table]

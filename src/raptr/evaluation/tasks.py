@@ -1,0 +1,66 @@
+"""The tasks by name: which columns hold the texts, how many labels there are, and what is measured. No torch.
+
+GLUE (Wang et al., 2018) is distributed in several forms with other names of columns; each task lists those it takes.
+`classification` is any task on one or two texts whose files have a column of texts and one of labels.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+SENTENCES = ("sentence1", "sentence2")
+LABELS = ("label", "gold_label", "score")  # names of the column, the first that a file has
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """A task; `texts` lists the columns of one or two texts, the first choice that a file has."""
+
+    name: str
+    texts: tuple[tuple[str, ...], ...]
+    labels: int | None  # how many there must be; None: at least two
+    metrics: tuple[str, ...] = ("accuracy",)  # the first chooses the learning rate
+    folder: str = ""  # what GLUE's download calls it
+    regression: bool = False
+    unnamed: tuple[str, ...] = ()  # the columns of a tsv file that does not name them
+
+
+_TASKS = (
+    Task("mnli", (("premise", "hypothesis"), SENTENCES), 3, folder="MNLI"),
+    Task("qnli", (("question", "sentence"), SENTENCES), 2, folder="QNLI"),
+    Task("sst2", (("sentence",),), 2, folder="SST-2"),
+    Task("rte", (("premise", "hypothesis"), SENTENCES), 2, folder="RTE"),
+    Task(
+        "cola",
+        (("sentence",),),
+        2,
+        metrics=("matthews", "accuracy"),
+        folder="CoLA",
+        unnamed=("source", "label", "mark", "sentence"),
+    ),
+    Task(
+        "stsb", (SENTENCES,), None, metrics=("pearson-spearman", "pearson", "spearman"), folder="STS-B", regression=True
+    ),
+    Task(
+        "classification",
+        (
+            ("premise", "hypothesis"),
+            ("question", "sentence"),
+            SENTENCES,
+            ("text1", "text2"),
+            ("text_a", "text_b"),
+            ("sentence",),
+            ("text",),
+        ),
+        None,
+    ),
+)
+TASKS = {task.name: task for task in _TASKS}
+
+
+def find_task(name: str) -> Task:
+    """The task of this name; capitals and hyphens do not matter, so SST-2 is sst2."""
+    task = TASKS.get(name.lower().replace("-", "").replace("_", ""))
+    if task is None:
+        raise ValueError(f"--task is {name!r}; {', '.join(TASKS)} are allowed")
+    return task

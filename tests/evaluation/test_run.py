@@ -1,0 +1,394 @@
+"""A tiny task is learnt and noise is not; a killed command goes on; every refusal."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from transformers import BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from raptr import files
+from raptr.data import TokenStore
+from raptr.evaluation import run as running
+from raptr.evaluation.encoder import load_encoder, tokenize
+from raptr.evaluation.run import Finetuned, finetune
+from raptr.evaluation.tuning import Recipe, Tuning, padded
+from raptr.models.export import save
+from raptr.train.config import Config
+from raptr.train.loop import pretrain
+from tests.commands import call
+from tests.evaluation.tiny import make_bert, make_task, opinions, shuffled, stock_tokenizer, write_jsonl
+
+QUIET = Console(quiet=True)
+SHORT = Recipe(batch=16)
+RATE = 1e-3
+WORDS = "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"), opinions(400, 0), opinions(200, 1))
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_task(tmp_path_factory.mktemp("little"), opinions(64, 0), opinions(40, 1))
+
+
+def tuned(model: Path, data: Path, out: Path, **settings: Any) -> dict[str, Any]:
+    done = finetune(
+        model, settings.pop("name", "sst2"), data, out, console=QUIET, device="cpu", **{"recipe": SHORT, **settings}
+    )
+    assert done.record is not None
+    return done.record
+
+
+def best(record: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in record["rows"] if row["best"])
+
+
+def test_a_task_is_learnt(bert: Path, task: Path, tmp_path: Path) -> None:
+    record = tuned(bert, task, tmp_path, rates=[1e-7, RATE], seeds=2)
+    assert best(record)["rate"] == RATE
+    assert best(record)["means"]["accuracy"] > 0.95
+    assert record["rows"][0]["means"]["accuracy"] < 0.7  # the rate matters
+    assert record["baseline"]["accuracy"] == pytest.approx(0.5, abs=0.05)
+    assert json.loads((tmp_path / "finetune.json").read_text()) == record
+    assert (tmp_path / "finetune.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_shuffled_labels_are_at_chance(bert: Path, tmp_path: Path) -> None:
+    data = make_task(tmp_path / "task", shuffled(opinions(400, 0), 2), shuffled(opinions(400, 1), 3))
+    record = tuned(bert, data, tmp_path / "out", rates=[RATE], seeds=2)
+    assert best(record)["means"]["accuracy"] == pytest.approx(0.5, abs=0.08)  # three standard errors
+
+
+def test_pairs_and_regression(bert: Path, tmp_path: Path) -> None:
+    rows = [
+        {"sentence1": row["sentence"], "sentence2": "the film", "label": 5.0 * float(str(row["label"]))}
+        for row in opinions(400, 0)
+    ]
+    data = make_task(tmp_path / "task", rows[:300], rows[300:])
+    record = tuned(bert, data, tmp_path / "out", name="stsb", rates=[3e-3], seeds=1)
+    means = best(record)["means"]
+    assert means["pearson"] > 0.9
+    assert means["pearson-spearman"] == pytest.approx((means["pearson"] + means["spearman"]) / 2)
+    assert record["baseline"] == {"pearson-spearman": 0, "pearson": 0, "spearman": 0}
+
+
+def test_the_recipe_is_the_papers(bert: Path) -> None:
+    recipe = Recipe()
+    assert (recipe.epochs, recipe.batch, recipe.length, recipe.dropout) == (3, 32, 128, 0.1)
+    assert [recipe.rate(step, 100) for step in (0, 2, 5, 6, 99)] == pytest.approx([1 / 6, 1 / 2, 1, 1, 1])
+    model = load_encoder(bert).classifier(3, 0.25)
+    dropouts = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert dropouts
+    assert set(dropouts) == {0.25}
+    assert model.config.attention_probs_dropout_prob == 0.25
+    assert model.dtype == torch.float32
+
+
+def test_the_encoders_weights_are_used_and_the_head_follows_the_seed(bert: Path) -> None:
+    encoder = load_encoder(bert)
+    heads = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        model = encoder.classifier(2, 0.1)
+        assert torch.equal(model.state_dict()[WORDS], BertForMaskedLM.from_pretrained(bert).state_dict()[WORDS])
+        heads.append(model.state_dict()["classifier.weight"])
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_the_longer_text_is_cut(bert: Path) -> None:
+    encoder = load_encoder(bert)
+    (coded,) = tokenize(encoder, [("film " * 30, "fine story")], 12, leading_space=False)
+    words = encoder.tokenizer.convert_ids_to_tokens(coded["input_ids"])
+    assert words == ["[CLS]", *["film"] * 7, "[SEP]", "fine", "story", "[SEP]"]
+    assert coded["token_type_ids"] == [0] * 9 + [1] * 3
+    (coded,) = tokenize(encoder, [("film " * 99,)], 128, leading_space=False)
+    assert len(coded["input_ids"]) == 24  # the model's own limit
+
+
+@pytest.mark.parametrize(("width", "highest"), [(32, 3e-4), (520, 5e-5)])
+def test_narrow_models_get_higher_rates(width: int, highest: float, tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "model", width=width, num_hidden_layers=1)
+    assert max(load_encoder(model).rates) == highest
+
+
+def test_examples_takes_a_part_of_the_training_file(bert: Path, task: Path, tmp_path: Path) -> None:
+    record = tuned(bert, task, tmp_path, rates=[RATE], seeds=1, recipe=Recipe(batch=16, examples=32, epochs=1))
+    assert record["recipe"]["examples"] == 32
+    assert record["data"]["train"]["examples"] == 400
+    assert record["data"]["dev"]["examples"] == 200
+
+
+def test_a_job_that_diverges_is_recorded(little: Path, tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["bert.embeddings.LayerNorm.bias"][3] = torch.nan
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    record = tuned(model, little, tmp_path / "out", rates=[RATE], seeds=2)
+    assert [(job["scores"], job["diverged"]) for job in record["jobs"]] == [(None, 0)] * 2
+    assert [(row["diverged"], row["best"]) for row in record["rows"]] == [(2, False)]
+    assert (tmp_path / "out" / "finetune.png").is_file()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    loaded = {path.name: json.loads(path.read_text()) for path in sorted((folder / "jobs").glob("*.json"))}
+    return {name: {**job, "seconds": 0} for name, job in loaded.items()}
+
+
+def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(bert, little, tmp_path / "whole", rates=[RATE], seeds=3)
+    written = files.write_text
+
+    def write_and_stop(place: Path, text: str) -> None:
+        written(place, text)
+        if place.parent.name == "jobs":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "write_text", write_and_stop)
+        part = finetune(
+            bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE], console=QUIET, device="cpu"
+        )
+    assert (part.finished, part.planned, part.stopped) == (1, 3, True)
+    first = tmp_path / "part" / "jobs" / f"{RATE!r}-0.json"
+    before = first.read_bytes()
+    tuned(bert, little, tmp_path / "part", rates=[RATE], seeds=3)
+    assert first.read_bytes() == before
+    assert results(tmp_path / "part") == results(tmp_path / "whole")
+    more = tuned(bert, little, tmp_path / "part", rates=[2e-3], seeds=1)  # another rate is added to what is there
+    assert [row["rate"] for row in more["rows"]] == [RATE, 2e-3]
+
+
+def test_a_killed_command_goes_on(bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    options = ["--rate", str(RATE), "--batch", "16", "--device", "cpu", "--out", str(out)]
+    command = ["finetune", str(bert), "--task", "sst2", "--data", str(little), *options, "--seeds"]
+    process = subprocess.Popen([sys.executable, "-m", "raptr", *command, "100000"], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("jobs/*.json"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    kept = results(out)
+    assert len(kept) >= 2
+    assert not (out / "finetune.json").exists()
+    assert call(monkeypatch, *command, str(len(kept) + 1)) == 0
+    assert {name: job for name, job in results(out).items() if name in kept} == kept
+    assert len(results(out)) == len(kept) + 1
+    assert json.loads((out / "finetune.json").read_text())["rows"][0]["seeds"] == len(kept) + 1
+
+
+def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        "model": {"size": "tiny", "layers": 2, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
+        "method": {"name": "full"},
+        "data": {"source": str(store.path), "length": 16, "vocabulary": 600},
+        "optimizer": {"peak": 0.01, "warmup": 1},
+        "train": {"steps": 2, "batch": 4, "eval_samples": 8, "device": "cpu"},
+    }
+    run = tmp_path / "hamlet"
+    pretrain(Config.read(config), run, console=QUIET)
+    data = make_task(tmp_path / "task", opinions(40, 0), opinions(40, 1))
+    monkeypatch.chdir(tmp_path)
+    done: Finetuned = finetune(run, "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
+    assert done.folder == Path("runs/finetune/hamlet-sst2")
+    assert done.record is not None
+    assert done.record["model"]["type"] == "roberta-prelayernorm"
+    made = (run / "export" / "model.safetensors").stat().st_mtime_ns
+    again = finetune(run / "export", "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
+    assert (again.folder, again.record) == (done.folder, done.record)
+    assert (run / "export" / "model.safetensors").stat().st_mtime_ns == made
+
+    written = run / "export" / "config.json"
+    written.write_text(written.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
+    os.utime(written, (1, 1))  # older than the checkpoint
+    assert load_encoder(run).config.hidden_size == 16  # written anew
+
+
+def test_another_family_of_encoders(task: Path, tmp_path: Path) -> None:
+    config = DistilBertConfig(
+        vocab_size=len(stock_tokenizer()), dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=24
+    )
+    folder = tmp_path / "distilbert"
+    folder.mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save(DistilBertForMaskedLM(config), stock_tokenizer(), folder)
+    record = tuned(folder, task, tmp_path / "out", rates=[2e-3], seeds=1)
+    assert best(record)["means"]["accuracy"] > 0.9
+    assert record["recipe"]["dropout_settings"] == ["dropout", "attention_dropout", "seq_classif_dropout"]
+
+
+def test_padding() -> None:
+    rows = [
+        {"input_ids": [2, 7, 7, 3], "attention_mask": [1, 1, 1, 1]},
+        {"input_ids": [2, 3], "attention_mask": [1, 1]},
+    ]
+    batch = padded(rows, 9, 6)
+    assert batch["input_ids"].tolist() == [[2, 7, 7, 3, 9, 9], [2, 3, 9, 9, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
+    assert padded(rows, 9, 128)["input_ids"].shape == (2, 8)
+
+
+def test_a_space_before_each_text(bert: Path) -> None:
+    encoder = load_encoder(bert)
+    encoder.tokenizer.backend_tokenizer.pre_tokenizer = None  # so that the space is seen
+    coded = [tokenize(encoder, [("film",)], 8, leading_space=leading)[0]["input_ids"] for leading in (False, True)]
+    unknown = encoder.tokenizer.unk_token_id
+    assert [unknown in ids for ids in coded] == [False, True]
+
+
+def test_the_command(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--rate", "1e-3", "--seeds", "2", "--epochs", "1", "--device", "cpu"]
+    assert call(monkeypatch, "finetune", str(bert), "--task", "SST-2", "--data", str(little), *options) == 0
+    shown = capsys.readouterr()
+    assert "small on sst2" in shown.out
+    assert "constant" in shown.out
+    assert "finetune.json" in shown.err
+    assert (tmp_path / "runs" / "finetune" / "small-sst2" / "finetune.json").is_file()
+    assert call(monkeypatch, "finetune", str(bert), "--task", "wnli", "--data", str(little)) == 2
+    assert "--task is 'wnli'" in capsys.readouterr().err
+
+
+def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tuned(bert, little, out, rates=[RATE], seeds=1)
+    with pytest.raises(ValueError, match=r"recipe\.epochs: was 3, now 1.*--out"):
+        tuned(bert, little, out, rates=[RATE], seeds=1, recipe=Recipe(batch=16, epochs=1))
+    with pytest.raises(ValueError, match=r"model\.sha256.*--out"):
+        tuned(make_bert(tmp_path / "small", width=16), little, out, rates=[RATE], seeds=1)
+    other = make_task(tmp_path / "task", opinions(64, 0), opinions(41, 1))
+    with pytest.raises(ValueError, match=r"data\.dev\.examples: was 40, now 41"):
+        tuned(bert, other, out, rates=[RATE], seeds=1)
+    (out / "jobs" / f"{RATE!r}-0.json").write_text("{")
+    with pytest.raises(ValueError, match=r"0\.001-0\.json is damaged"):
+        tuned(bert, little, out, rates=[RATE], seeds=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"rates": [0.0]}, r"--rate is 0\.0"),
+        ({"rates": [float("nan")]}, r"--rate is nan"),
+        ({"rates": [2.0]}, r"--rate is 2\.0"),
+        ({"seeds": 0}, r"--seeds is 0"),
+        ({"device": "tpu"}, r"--device is 'tpu'"),
+        ({"device": "cuda"}, r"--device is cuda.*no GPU"),
+    ],
+)
+def test_settings_that_are_refused(
+    settings: dict[str, Any], match: str, bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=match):
+        finetune(bert, "sst2", little, tmp_path / "out", console=QUIET, **settings)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", 0), ("batch", 0), ("examples", 0), ("length", 7), ("dropout", 1.0), ("dropout", -0.1)],
+)
+def test_recipes_that_are_refused(name: str, value: float) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"--{name} is {value}"):
+        Recipe(**settings)
+
+
+def test_a_decoder_is_refused(tmp_path: Path, little: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    save(LlamaForCausalLM(config), stock_tokenizer(), folder)
+    with pytest.raises(ValueError, match=r"llama is a decoder \(llama\)"):
+        finetune(folder, "sst2", little, tmp_path / "out", console=QUIET)
+    with pytest.raises(ValueError, match="is a decoder"):
+        load_encoder(make_bert(tmp_path / "causal", is_decoder=True))
+
+
+def test_a_model_with_a_trained_head_is_refused(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    save(load_encoder(bert).classifier(2, 0.1), stock_tokenizer(), folder)
+    with pytest.raises(ValueError, match=r"fine-tuned already \(BertForSequenceClassification\)"):
+        load_encoder(folder)
+
+
+def test_a_lack_of_memory_is_a_sentence(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Tuning, "run", lacking)
+    with pytest.raises(ValueError, match=r"out of memory.*--batch"):
+        tuned(bert, little, tmp_path, rates=[RATE], seeds=1)
+
+
+def test_folders_that_hold_no_encoder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere.*no folder"):
+        load_encoder(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_encoder(tmp_path)
+    model = make_bert(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"no weights for \d+ tensors.*encoder\.layer\.2"):
+        load_encoder(model).classifier(2, 0.1)
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "vit"}))
+    with pytest.raises(ValueError, match=r"type vit.*no sequence classifier"):
+        load_encoder(model)
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "unheard"}))
+    with pytest.raises(ValueError, match=r"cannot be loaded.*unheard"):
+        load_encoder(model)
+    (model / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load_encoder(model)
+
+
+def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "model")
+    facts = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "pad_token"}))
+    with pytest.raises(ValueError, match="padding token"):
+        load_encoder(model)
+
+
+def test_two_commands_in_one_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:
+    with files.locked(tmp_path / ".lock", "held"), pytest.raises(ValueError, match=r"another process.*--out"):
+        finetune(bert, "sst2", little, tmp_path, console=QUIET)
+
+
+def test_a_dev_file_of_choice(bert: Path, little: Path, tmp_path: Path) -> None:
+    data = make_task(tmp_path / "task", opinions(64, 0), opinions(40, 1))
+    write_jsonl(data / "hard.jsonl", opinions(10, 5))
+    record = tuned(bert, data, tmp_path / "out", rates=[RATE], seeds=1, dev="hard")
+    assert record["data"]["dev"]["file"] == "hard.jsonl"
+    assert record["data"]["dev"]["examples"] == 10
