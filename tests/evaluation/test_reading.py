@@ -150,6 +150,7 @@ def test_lines_of_json_that_are_refused(line: str, match: str, tmp_path: Path) -
         ("train.tsv.gz", gzip.compress(b"sentence\tlabel\na\t1\n" * 99)[:-20], r"train\.tsv\.gz is damaged"),
         ("train.tsv.gz", b"no gzip at all", r"train\.tsv\.gz is damaged"),
     ],
+    ids=["not UTF-8", "torn xz", "torn gz", "no gz"],
 )
 def test_files_that_cannot_be_read(name: str, content: bytes, match: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
