@@ -197,6 +197,15 @@ def test_another_size_has_its_own_dimensions(
     assert "full: 3 layers" in capsys.readouterr().out
 
 
+def test_a_size_carries_over_to_another_family(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "pretrain", "bert-mini", "--family", "decoder", "--dry-run") == 0
+    assert "size: mini" in capsys.readouterr().out
+    assert call(monkeypatch, "pretrain", "bert-base", "--family", "decoder", "--dry-run") == 2
+    assert re.search(r"model.size is 'base'.*100m", capsys.readouterr().err.replace("\n", " "))
+
+
 COMMANDS = ["pretrain", "plan", "prepare", "export", "study", "compare", "finetune", "report"]
 
 

@@ -339,7 +339,8 @@ def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mappin
     """The settings with the later ones in their place.
 
     Where a method or an objective is named later, no setting of an earlier one carries over; where a size, a family or
-    a start is, no dimension. A start that carries over is read again, since what is named later may not fit it.
+    a start is, no dimension. A size carries over to another family, which may have none of this name. A start that
+    carries over is read again, since what is named later may not fit it.
     """
     result: dict[str, Any] = dict(settings)
     for section, given in later.items():
@@ -349,8 +350,9 @@ def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mappin
         if section == "model":
             kept.pop("start_sha256", None)
             if not {"family", "size", "start"}.isdisjoint(given):
-                carried = NO_DIMENSIONS if "start" in given else ("family", "start", *NO_DIMENSIONS)
-                carried = carried if {"family", "start"} & set(given) else ("z_loss", *carried)
+                carried: tuple[str, ...] = NO_DIMENSIONS
+                if "start" not in given:
+                    carried += ("family", "start", "size") if "family" in given else ("family", "start", "z_loss")
                 kept = {key: value for key, value in kept.items() if key in carried}
         result[section] = {**kept, **given}
     return result
