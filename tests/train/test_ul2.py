@@ -1,5 +1,6 @@
-"""UL2 from text to checkpoints: every denoiser learns, runs go on bit for bit, and every method can train it."""
+"""UL2 from text to exports: every denoiser learns, runs go on bit for bit, and every method can train it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from transformers import AutoModelForCausalLM
 
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
@@ -20,11 +22,13 @@ from raptr.recipes import RECIPES
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config, merged
 from raptr.train.flops import flops
+from raptr.train.loading import load_model
 from raptr.train.loop import Trainer, pretrain
 from raptr.train.measure import measure
 from raptr.train.resolve import resolve
 from raptr.train.run import RunFolder
 from tests.train.legs import QUIET, differing, leg, records
+from tests.walks import scores
 
 SETTINGS: dict[str, Any] = {
     "model": {"family": "decoder", "layers": 4, "width": 32, "heads": 2, "head_size": 16, "mlp": 64, "z_loss": 1e-4},
@@ -239,3 +243,115 @@ def test_the_papers_variants_cost_twenty_layers_and_decay_in_the_last_stage(sets
     else:
         assert chosen.optimizer.learning_rate(90_000, method.steps) == pytest.approx(1 / 300)
     assert all(option in (RECIPES["ul2-1.6b"].__doc__ or "") for option in sets)
+
+
+@pytest.fixture(scope="module")
+def trained(text: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained until prefixes matter to its model, and its export."""
+    run = tmp_path_factory.mktemp("runs") / "cat"
+    chosen = config(data={"source": str(text.path)}, train={"steps": 60, "accumulate": 1})
+    pretrain(chosen, run, console=QUIET, export=True)
+    return run
+
+
+@pytest.fixture
+def card(trained: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the code of the card defines, run in the export's folder as a reader would paste it."""
+    monkeypatch.chdir(trained / "export")
+    *_, code = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "card", "exec"), names)
+    return names
+
+
+@torch.no_grad()
+def test_the_cards_scores_are_those_of_training(trained: Path, card: dict[str, Any], text: TokenStore) -> None:
+    batch = Trainer(config(), RunFolder(trained), text, CPU).batch(0)
+    tokens_BS, prefix_B, at_N = batch.tokens_BS, batch.prefix_B, batch.positions_BM
+    assert prefix_B is not None
+    assert at_N is not None
+    assert len(set(prefix_B.tolist())) > 4
+    ours_NV = scores(load_model(trained).model.eval(), batch, Subnetwork.full(4))
+    theirs_BSV = card["logits"](tokens_BS, prefix_B)
+    torch.testing.assert_close(theirs_BSV.flatten(0, 1)[at_N], ours_NV, rtol=0, atol=1e-5)
+    causal_BSV = card["model"](tokens_BS).logits
+    assert (causal_BSV.flatten(0, 1)[at_N] - ours_NV).abs().max() > 0.1
+    # What the card warns of: eager attention adds a bool mask to the scores, and padding on the left moves positions.
+    auto: Any = AutoModelForCausalLM
+    eager, mask = auto.from_pretrained(".", attn_implementation="eager"), card["prefix_mask"](prefix_B, 32)
+    assert (eager(tokens_BS, attention_mask=mask).logits - theirs_BSV).abs().max() > 0.1
+    least = torch.finfo(torch.float32).min
+    added = torch.zeros(mask.shape).masked_fill(~mask, least)
+    torch.testing.assert_close(eager(tokens_BS, attention_mask=added).logits, theirs_BSV, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_sequences_can_be_padded_as_the_card_says(side: str, card: dict[str, Any]) -> None:
+    ids, padding = card["tokenizer"]("[S2S]the cat sat on the mat", return_tensors="pt").input_ids, torch.zeros(1, 3)
+    length, prefix = ids.shape[1], 4
+    expected = card["logits"](ids, prefix)
+    if side == "right":
+        found = card["logits"](torch.cat([ids, padding.long()], 1), prefix)[:, :length]
+    else:
+        padded, place = torch.cat([padding.long(), ids], 1), torch.arange(length + 3)
+        mask = card["prefix_mask"](prefix + 3, length + 3) & (place >= 3) | (place == place[:, None])
+        positions = (place - 3).clamp(min=0)[None]
+        found = card["model"](padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def uncached(card: dict[str, Any], text: str, count: int, *, prefix: bool = True) -> str:
+    """Greedy decoding, the whole sequence anew for every token, up to an end token."""
+    tokenizer = card["tokenizer"]
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    length = ids.shape[1]
+    for _ in range(count):
+        ids = torch.cat([ids, card["logits"](ids, length if prefix else 0)[:, -1:].argmax(-1)], 1)
+        if ids[0, -1] == tokenizer.eos_token_id:
+            break
+    decoded: str = tokenizer.decode(ids[0, length:])
+    return decoded
+
+
+def test_cached_generation_gives_the_tokens_of_uncached(card: dict[str, Any]) -> None:
+    texts = [
+        "[S2S]the cat sat on the mat and the",
+        "[S2S] dog",
+        "[S2S]",
+        "[NLU]the cat<extra_id_0> on the mat and the dog<extra_id_1> on the log .",
+        "[NLG]the<extra_id_0> the log . the cat<extra_id_1> dog sat",
+        "[NLG]<extra_id_0> on the mat and the dog sat on the",
+        "[NLU] log . the cat sat<extra_id_0> mat and the dog sat on the log . the cat sat on the",
+    ]
+    expected = [uncached(card, text, 12) for text in texts]
+    assert [card["complete"](text, max_new_tokens=12, do_sample=False) for text in texts] == expected
+    assert [uncached(card, text, 12, prefix=False) for text in texts] != expected
+    # The first token may be the last: then nothing follows it.
+    first = card["tokenizer"](expected[0]).input_ids[0]
+    assert len(card["tokenizer"](card["complete"](texts[0], max_new_tokens=5, eos_token_id=first)).input_ids) == 1
+
+
+def test_the_exported_tokenizer_reads_modes_and_sentinels(card: dict[str, Any], text: TokenStore) -> None:
+    tokenizer, specials = card["tokenizer"], SPECIALS["ul2"].tokens
+    ids = [text.vocabulary[token] for token in specials]
+    assert tokenizer("".join(specials)).input_ids == tokenizer.convert_tokens_to_ids(list(specials)) == ids
+    plain = text.tokenizer()
+    assert tokenizer("[NLU]the cat<extra_id_0> mat").input_ids == [
+        text.vocabulary["[NLU]"],
+        *plain.encode("the cat").ids,
+        text.vocabulary["<extra_id_0>"],
+        *plain.encode(" mat").ids,
+    ]
+    assert tokenizer("[NLU]", split_special_tokens=True).input_ids == plain.encode("[NLU]").ids
+    named = set(re.findall(r"`(\[[A-Z0-9]+\]|<extra_id_\d+>)`", Path("README.md").read_text(encoding="utf-8")))
+    assert {"[NLU]", "[S2S]", "[NLG]", "<extra_id_0>"} <= named <= set(specials)
+
+
+def test_the_card_names_the_denoisers_that_were_trained(trained: Path, text: TokenStore, tmp_path: Path) -> None:
+    assert f"\n| denoisers | {', '.join(STANDARD)} |\n" in (trained / "export" / "README.md").read_text()
+    mixture = {"R-3-0.15": 2, "S": 2, "X-8-0.5": 0}
+    chosen = config(objective={"mixture": mixture}, data={"source": str(text.path)}, train={"steps": 4})
+    folder = pretrain(chosen, tmp_path / "run", console=QUIET, export=True).model
+    assert folder is not None
+    assert "\n| denoisers | R-3-0.15, S |\n" in (folder / "README.md").read_text()

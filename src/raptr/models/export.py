@@ -7,8 +7,8 @@ stock.py. No code and nothing pickled goes along.
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Exporter:
     says: str  # what the model is
     example: str  # Python code that uses it
     note: str = ""  # what else to know
+    sections: Mapping[str, str] = field(default_factory=dict)  # what else to know after training with an objective
 
 
 def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -> None:

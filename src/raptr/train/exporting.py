@@ -115,7 +115,7 @@ def card(
     settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
     progress = found.progress()
     loss = progress.eval_loss
-    target = config.objective.kind.target
+    target, mixture = config.objective.kind.target, config.objective.mixture or {}
     reached = "not measured" if loss is None else f"{loss:.4f} nats a {target}, the last measured by this step"
     of = "" if measured else " (that of the full model: this part was not measured)"
     kept = ", ".join(str(layer + 1) for layer in part.kept)
@@ -128,13 +128,15 @@ def card(
         **({} if config.model.start is None else {"started from": config.model.start}),
         "text": config.data.source,
         "method": f"{config.method['name']} ({', '.join(f'{key} {value}' for key, value in settings.items())})",
+        **({"denoisers": ", ".join(name for name, quota in mixture.items() if quota)} if mixture else {}),
         "steps": f"{found.step:,} of {config.train.steps:,}, {config.train.batch} sequences each",
         "compute": f"{progress.flops:.3g} FLOPs, {progress.flops_layers:.3g} of them in the layers",
         "held-out loss": reached + of,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     exporter = exporter_of(dimensions)
-    note = f"\n{exporter.note}\n" if exporter.note else ""
+    section = exporter.sections.get(config.objective.name, "")
+    notes = "".join(f"\n{text}\n" for text in (exporter.note, section) if text)
     return f"""---
 library_name: transformers
 pipeline_tag: {exporter.task}
@@ -154,7 +156,7 @@ To try it, in this folder (elsewhere, set `folder` to its path):
 ```python
 {exporter.example}
 ```
-{note}"""
+{notes}"""
 
 
 def _refuse_strange(out: Path, names: set[str]) -> None:

@@ -98,5 +98,7 @@ def test_generation_continues_a_sentence_of_the_training_text(trained: Path) -> 
 def test_the_card_says_how_to_use_it(trained: Path) -> None:
     card = (trained / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: text-generation" in card
+    assert "[S2S]" not in card
+    assert "denoisers" not in card
     code = card.split("```python\n")[1].split("```")[0].replace('folder = "."', f"folder = {str(trained)!r}")
     exec(compile(code, "card", "exec"), {})  # as a reader would paste it

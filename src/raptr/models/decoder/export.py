@@ -141,6 +141,62 @@ def _layer(block: Block, attention_scale: float, mlp_scale: float) -> dict[str, 
     }
 
 
+# `generate` refuses 4D masks, so the prefix is put into the cache before. Its last token is taken out again: from there
+# `generate` also chooses the first new token, with its own options and criteria to stop.
+PREFIX = '''## The prefix
+
+This model was trained with UL2. A sequence is `[mode] inputs targets [EOS]`; the mode token and the inputs are a prefix
+whose positions see each other. The code above attends causally, as `LlamaForCausalLM` does by itself. With the
+attention of training:
+
+```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+folder = "."
+model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+
+
+def prefix_mask(prefix, length):
+    """True where position q sees k, that is k <= q or k < prefix; (batch, 1, length, length)."""
+    place = torch.arange(length, device=model.device)
+    return (place <= place[:, None]) | (place < torch.as_tensor(prefix, device=model.device).view(-1, 1, 1, 1))
+
+
+@torch.no_grad()
+def logits(ids, prefix):
+    """Scores of the next token at every position; `prefix` is how many tokens mode and inputs have, in each row."""
+    return model(ids, attention_mask=prefix_mask(prefix, ids.shape[1])).logits
+
+
+@torch.no_grad()
+def complete(text, **options):
+    """The targets for a text that begins with a mode token; the options are those of `generate`."""
+    ids = tokenizer(text, return_tensors="pt").input_ids.to(model.device)
+    length = ids.shape[1]
+    cache = DynamicCache()
+    model(ids, attention_mask=prefix_mask(length, length), past_key_values=cache)
+    cache.crop(-1)  # generate starts from the last token of the prefix; the others stay in the cache
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options)
+    return tokenizer.decode(out[0, length:])
+
+
+print(complete("[S2S]import os", max_new_tokens=8, do_sample=False))
+print(complete("[NLU]import<extra_id_0>\\nimport<extra_id_1>\\n", max_new_tokens=8, do_sample=False))
+```
+
+- The mode says what is missing: `[S2S]` the rest of a text (S denoisers), `[NLU]` short spans that are a small part of
+  it (R), `[NLG]` long spans or a large part (X). The table names the denoisers of the training.
+- In the inputs a sentinel stands for each hidden span: `<extra_id_0>` for the first, then `<extra_id_1>` and so on. In
+  the targets each span follows its sentinel. The tokenizer reads mode tokens and sentinels in a text as single tokens,
+  unless it is called with `split_special_tokens=True`. Put no space before a sentinel: a space belongs to the word
+  behind it.
+- Keep `attn_implementation="sdpa"`. With `"eager"` a bool mask gives wrong scores without an error.
+- `complete` takes one text. For `logits`, pad shorter sequences on the right. Padding on the left needs `position_ids`
+  that count from the mode token, and a mask that hides the padding.'''
+
+
 EXPORTER = Exporter(
     stock=LlamaForCausalLM.__name__,
     convert=to_transformers,
@@ -155,4 +211,5 @@ EXPORTER = Exporter(
 folder = "."
 model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 print(pipeline("text-generation", model=model, tokenizer=tokenizer)("import os\\n", max_new_tokens=40))""",
+    sections={"ul2": PREFIX},
 )
