@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raptr.growth import Growth, Rule, inserted, stacked
+from raptr.growth import Growth, Rule, inserted, repeated, stacked
 
 WHERE: dict[str, Any] = {"layers": "blocks", "outputs": ("attention_out", "mlp_out")}
 
@@ -23,6 +23,19 @@ WHERE: dict[str, Any] = {"layers": "blocks", "outputs": ("attention_out", "mlp_o
 def test_sources(old: int, new: int, on_top: tuple[int, ...], beside: tuple[int, ...]) -> None:
     assert stacked(old, new) == on_top
     assert inserted(old, new) == beside
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sources"),
+    [
+        (3, 3, (0, 1, 2)),
+        (3, 12, (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)),
+        (3, 5, (0, 1, 2, 0, 1)),
+        (1, 3, (0, 0, 0)),
+    ],
+)
+def test_sources_from_the_bottom_again(old: int, new: int, sources: tuple[int, ...]) -> None:
+    assert repeated(old, new) == sources
 
 
 def test_new_layers_are_those_that_were_not_there() -> None:

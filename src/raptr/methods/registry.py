@@ -5,6 +5,7 @@ from typing import Any
 
 from raptr.methods.contract import Method
 from raptr.methods.full import Full
+from raptr.methods.g_stack import GStack
 from raptr.methods.layer_dropout import LayerDropout
 from raptr.methods.lemon import LEMON
 from raptr.methods.msg import MSG, MSGInterpolation
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
         LayerDropout,
         Stacking,
         ProgressiveStacking,
+        GStack,
         LEMON,
         MSG,
         MSGInterpolation,
