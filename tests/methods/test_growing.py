@@ -16,7 +16,7 @@ def sizes(method: Method) -> str:
     return "-".join(str(method.shape(phase.start).layers) for phase in method.phases())
 
 
-@pytest.mark.parametrize("name", ["stacking", "lemon", "msg", "msg-interpolation"])
+@pytest.mark.parametrize("name", ["stacking", "midas", "lemon", "msg", "msg-interpolation"])
 def test_growing_methods_begin_with_half_of_the_layers(name: str) -> None:
     assert sizes(make(name)) == "6-8-10-12"
     assert sizes(make(name, layers=6)) == "3-4-5-6"
@@ -112,6 +112,10 @@ def test_stages_have_the_lengths_of_any_schedule() -> None:
         ("progressive-stacking", 3, 8, (0, 1, 2, 0, 1, 2, 1, 2)),
         ("g-stack", 3, 12, (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)),
         ("g-stack", 3, 8, (0, 1, 2, 0, 1, 2, 0, 1)),  # no whole factor: the last copy is cut short
+        ("midas", 6, 8, (0, 1, 2, 3, 2, 3, 4, 5)),
+        ("midas", 8, 10, (0, 1, 2, 3, 2, 3, 4, 5, 6, 7)),
+        ("midas", 10, 12, (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9)),
+        ("midas", 2, 5, (0, 1, 0, 1, 1)),
         ("lemon", 6, 9, (0, 1, 2, 3, 3, 4, 4, 5, 5)),
         ("lemon", 2, 5, (0, 0, 1, 1, 1)),
         ("msg", 6, 9, (0, 1, 2, 3, 4, 5, 3, 4, 5)),

@@ -8,6 +8,7 @@ from raptr.methods.full import Full
 from raptr.methods.g_stack import GStack
 from raptr.methods.layer_dropout import LayerDropout
 from raptr.methods.lemon import LEMON
+from raptr.methods.midas import MIDAS
 from raptr.methods.msg import MSG, MSGInterpolation
 from raptr.methods.pld import PLD
 from raptr.methods.progressive_stacking import ProgressiveStacking
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
         Stacking,
         ProgressiveStacking,
         GStack,
+        MIDAS,
         LEMON,
         MSG,
         MSGInterpolation,
