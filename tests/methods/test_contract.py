@@ -36,6 +36,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "progressive-stacking": [{}, {"schedule": "1-2-5-6", "moments": "zero"}],
     "g-stack": [{}, {"schedule": "4-6", "growth_at": 0.1, "moments": "reset"}, {"average": 4}, {"schedule": "6"}],
     "midas": [{}, {"schedule": "1-2-5-6", "lengths": "proportional", "moments": "zero"}],
+    "one-layer": [{}, {"growth_at": 0.1, "moments": "zero"}, {"lengths": "proportional"}],
     "lemon": [{}, {"schedule": "4-4-6", "init": "zero"}],
     "msg": [{}, {"schedule": "3-6", "mask_steps": 1999}, {"mask_steps": 0, "moments": "copy"}],
     "msg-interpolation": [{}, {"schedule": "2-6", "average": 5, "mask_steps": 1}],

@@ -40,6 +40,11 @@ def test_progressive_stacking_doubles(layers: int, expected: str) -> None:
         ("g-stack", 7, "2-7", 350),
         ("g-stack", 2, "1-2", 500),
         ("g-stack", 1, "1", None),
+        ("one-layer", 12, "1-12", 273),
+        ("one-layer", 24, "1-24", 261),
+        ("one-layer", 6, "1-6", 300),
+        ("one-layer", 2, "1-2", 500),
+        ("one-layer", 1, "1", None),
     ],
 )
 def test_one_growth_to_three_quarters_of_the_layers_on_average(
@@ -50,7 +55,7 @@ def test_one_growth_to_three_quarters_of_the_layers_on_average(
     assert [phase.start for phase in method.phases()[1:]] == ([] if step is None else [step])
 
 
-ONCE = ["g-stack"]
+ONCE = ["g-stack", "one-layer"]
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -116,6 +121,8 @@ def test_stages_have_the_lengths_of_any_schedule() -> None:
         ("midas", 8, 10, (0, 1, 2, 3, 2, 3, 4, 5, 6, 7)),
         ("midas", 10, 12, (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9)),
         ("midas", 2, 5, (0, 1, 0, 1, 1)),
+        ("one-layer", 1, 5, (0, 0, 0, 0, 0)),
+        ("one-layer", 2, 5, (0, 1, 0, 1, 0)),  # another start: as g-stack
         ("lemon", 6, 9, (0, 1, 2, 3, 3, 4, 4, 5, 5)),
         ("lemon", 2, 5, (0, 0, 1, 1, 1)),
         ("msg", 6, 9, (0, 1, 2, 3, 4, 5, 3, 4, 5)),

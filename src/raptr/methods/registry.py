@@ -10,6 +10,7 @@ from raptr.methods.layer_dropout import LayerDropout
 from raptr.methods.lemon import LEMON
 from raptr.methods.midas import MIDAS
 from raptr.methods.msg import MSG, MSGInterpolation
+from raptr.methods.one_layer import OneLayer
 from raptr.methods.pld import PLD
 from raptr.methods.progressive_stacking import ProgressiveStacking
 from raptr.methods.raptr import RaPTr
@@ -31,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
         ProgressiveStacking,
         GStack,
         MIDAS,
+        OneLayer,
         LEMON,
         MSG,
         MSGInterpolation,
