@@ -101,6 +101,12 @@ def test_one_growth_refuses(name: str, settings: dict[str, Any], sentence: str) 
         make(name, **settings)
 
 
+def test_g_stack_from_one_layer_is_one_layer_expansion() -> None:
+    one, other = make("one-layer"), make("g-stack", schedule="1-12")
+    assert one.phases() == other.phases()
+    assert one.growth(Shape(1), Shape(12)) == other.growth(Shape(1), Shape(12))
+
+
 def test_stages_have_the_lengths_of_any_schedule() -> None:
     method = make("stacking", schedule="6-9-12", steps=600, lengths="proportional")
     assert [(phase.start, phase.stop) for phase in method.phases()] == [(0, 100), (100, 300), (300, 600)]
