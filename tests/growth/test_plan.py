@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raptr.growth import Growth, Rule, inserted, stacked
+from raptr.growth import Growth, Rule, centred, inserted, repeated, stacked
 
 WHERE: dict[str, Any] = {"layers": "blocks", "outputs": ("attention_out", "mlp_out")}
 
@@ -25,9 +25,45 @@ def test_sources(old: int, new: int, on_top: tuple[int, ...], beside: tuple[int,
     assert inserted(old, new) == beside
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "sources"),
+    [
+        (3, 3, (0, 1, 2)),
+        (3, 12, (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)),
+        (3, 5, (0, 1, 2, 0, 1)),
+        (1, 3, (0, 0, 0)),
+    ],
+)
+def test_sources_from_the_bottom_again(old: int, new: int, sources: tuple[int, ...]) -> None:
+    assert repeated(old, new) == sources
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sources"),
+    [
+        (4, 4, (0, 1, 2, 3)),
+        (1, 2, (0, 0)),
+        (2, 3, (0, 0, 1)),  # the lower of two
+        (3, 4, (0, 1, 1, 2)),
+        (4, 6, (0, 1, 0, 1, 2, 3)),
+        (6, 8, (0, 1, 2, 3, 2, 3, 4, 5)),
+        (8, 10, (0, 1, 2, 3, 2, 3, 4, 5, 6, 7)),  # a whole block, not layers 3 and 4
+        (10, 12, (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9)),
+        (6, 9, (0, 1, 2, 0, 1, 2, 3, 4, 5)),
+        (3, 6, (0, 1, 2, 0, 1, 2)),
+        (6, 10, (0, 1, 2, 3, 4, 1, 2, 3, 4, 5)),  # no whole blocks
+        (5, 7, (0, 1, 2, 1, 2, 3, 4)),
+        (2, 5, (0, 1, 0, 1, 1)),  # more than a doubling
+    ],
+)
+def test_sources_in_the_middle(old: int, new: int, sources: tuple[int, ...]) -> None:
+    assert centred(old, new) == sources
+
+
 def test_new_layers_are_those_that_were_not_there() -> None:
     assert Growth(stacked(6, 9)).new == (6, 7, 8)
     assert Growth(inserted(6, 9)).new == (4, 6, 8)
+    assert Growth(centred(6, 8)).new == (4, 5)
     assert Growth(stacked(3, 3)).new == ()
 
 

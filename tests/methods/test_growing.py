@@ -16,7 +16,7 @@ def sizes(method: Method) -> str:
     return "-".join(str(method.shape(phase.start).layers) for phase in method.phases())
 
 
-@pytest.mark.parametrize("name", ["stacking", "lemon", "msg", "msg-interpolation"])
+@pytest.mark.parametrize("name", ["stacking", "midas", "lemon", "msg", "msg-interpolation"])
 def test_growing_methods_begin_with_half_of_the_layers(name: str) -> None:
     assert sizes(make(name)) == "6-8-10-12"
     assert sizes(make(name, layers=6)) == "3-4-5-6"
@@ -29,6 +29,82 @@ def test_growing_methods_begin_with_half_of_the_layers(name: str) -> None:
 )
 def test_progressive_stacking_doubles(layers: int, expected: str) -> None:
     assert sizes(make("progressive-stacking", layers=layers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "expected", "step"),
+    [
+        ("g-stack", 12, "3-12", 333),
+        ("g-stack", 24, "6-24", 333),
+        ("g-stack", 6, "2-6", 375),
+        ("g-stack", 7, "2-7", 350),
+        ("g-stack", 2, "1-2", 500),
+        ("g-stack", 1, "1", None),
+        ("one-layer", 12, "1-12", 273),
+        ("one-layer", 24, "1-24", 261),
+        ("one-layer", 6, "1-6", 300),
+        ("one-layer", 2, "1-2", 500),
+        ("one-layer", 1, "1", None),
+    ],
+)
+def test_one_growth_to_three_quarters_of_the_layers_on_average(
+    name: str, layers: int, expected: str, step: int | None
+) -> None:
+    method = make(name, layers=layers)
+    assert sizes(method) == expected
+    assert [phase.start for phase in method.phases()[1:]] == ([] if step is None else [step])
+
+
+ONCE = ["g-stack", "one-layer"]
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_the_one_growth_is_where_the_setting_says(name: str) -> None:
+    method = make(name, growth_at=0.1, schedule="3-12")
+    assert [method.shape(step).layers for step in (0, 99, 100, 999)] == [3, 3, 12, 12]
+    starts = {share: make(name, growth_at=share).phases()[1].start for share in (0.001, 0.25, 0.999)}
+    assert starts == {0.001: 1, 0.25: 250, 0.999: 999}
+    assert make(name, schedule="3-12", average=7.5).phases()[1].start == 500
+    assert make(name, schedule="3-12", lengths="proportional").phases()[1].start == 333
+    assert make(name, schedule="10-12").phases()[1].start == 500  # three quarters are out of reach
+    assert make(name, schedule="3-12", steps=2).phases()[1].start == 1
+
+
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize(
+    "settings", [{}, {"growth_at": 0.1}, {"average": 11}, {"lengths": "equal"}, {"schedule": "12"}]
+)
+def test_recorded_settings_make_the_same_growth(name: str, settings: dict[str, Any]) -> None:
+    for steps in (7, 1000, 1001):
+        method = make(name, steps=steps, **settings)
+        assert make(name, steps=steps, **method.settings()).phases() == method.phases()
+
+
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"schedule": "3-6-12"}, "schedule 3-6-12.*once"),
+        ({"growth_at": 0}, "growth_at is 0.*above 0"),
+        ({"growth_at": 1.0}, "growth_at is 1.*below 1"),
+        ({"growth_at": -0.5}, "growth_at is -0.5.*above 0"),
+        ({"growth_at": 0.0004}, "growth_at is 0.0004.*1000 steps"),
+        ({"growth_at": float("nan")}, "growth_at is nan.*above 0"),
+        ({"growth_at": "soon"}, "growth_at is 'soon'.*number"),
+        ({"growth_at": 0.5, "average": 9}, "growth_at is 0.5.*average"),
+        ({"growth_at": 0.5, "lengths": "equal"}, "growth_at is 0.5.*lengths"),
+        ({"growth_at": 0.5, "schedule": "12"}, "growth_at is 0.5.*schedule 12"),
+    ],
+)
+def test_one_growth_refuses(name: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make(name, **settings)
+
+
+def test_g_stack_from_one_layer_is_one_layer_expansion() -> None:
+    one, other = make("one-layer"), make("g-stack", schedule="1-12")
+    assert one.phases() == other.phases()
+    assert one.growth(Shape(1), Shape(12)) == other.growth(Shape(1), Shape(12))
 
 
 def test_stages_have_the_lengths_of_any_schedule() -> None:
@@ -45,6 +121,14 @@ def test_stages_have_the_lengths_of_any_schedule() -> None:
         ("stacking", 2, 5, (0, 1, 0, 1, 1)),  # more than there is to copy: as progressive stacking
         ("progressive-stacking", 3, 6, (0, 1, 2, 0, 1, 2)),
         ("progressive-stacking", 3, 8, (0, 1, 2, 0, 1, 2, 1, 2)),
+        ("g-stack", 3, 12, (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)),
+        ("g-stack", 3, 8, (0, 1, 2, 0, 1, 2, 0, 1)),  # no whole factor: the last copy is cut short
+        ("midas", 6, 8, (0, 1, 2, 3, 2, 3, 4, 5)),
+        ("midas", 8, 10, (0, 1, 2, 3, 2, 3, 4, 5, 6, 7)),
+        ("midas", 10, 12, (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9)),
+        ("midas", 2, 5, (0, 1, 0, 1, 1)),
+        ("one-layer", 1, 5, (0, 0, 0, 0, 0)),
+        ("one-layer", 2, 5, (0, 1, 0, 1, 0)),  # another start: as g-stack
         ("lemon", 6, 9, (0, 1, 2, 3, 3, 4, 4, 5, 5)),
         ("lemon", 2, 5, (0, 0, 1, 1, 1)),
         ("msg", 6, 9, (0, 1, 2, 3, 4, 5, 3, 4, 5)),

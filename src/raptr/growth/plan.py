@@ -1,13 +1,16 @@
 """Growth as a value: for each tensor of the deeper model, where it comes from. No torch here.
 
-n layers become n' = q·n + r layers in one of two orders; layers count from 0:
+n layers become n' = q·n + r layers in one of these orders; layers count from 0:
 
     stacked(6, 9)     0 1 2 3 4 5 3 4 5     q copies bottom to top, then the top r layers
     inserted(6, 9)    0 1 2 3 3 4 4 5 5     the same layers, each copy next to its source
+    repeated(6, 9)    0 1 2 3 4 5 0 1 2     from the bottom again: layer j comes from layer j mod n
+    centred(6, 8)     0 1 2 3 2 3 4 5       the middle n' - n layers a second time, right after themselves
 
 Up to a doubling `stacked` appends copies of the last n' - n layers (gradual stacking, Reddi et al. 2023); at a
 doubling, and beyond, it is progressive stacking (Gong et al. 2019) as bert2BERT (Chen et al. 2021) writes it.
-`inserted` is the consecutive insertion of LEMON (Wang et al. 2023).
+`inserted` is the consecutive insertion of LEMON (Wang et al. 2023). `repeated` is G_stack (Du et al. 2024); it differs
+from `stacked` only where r is not 0. `centred` is MIDAS (Saunshi et al. 2024).
 
 A new layer is a copy of its source or, with `identity`, one whose output projections are zero, which in a pre-LN
 block is the identity. What the optimizer knows moves by a named policy: `copy` (a new tensor has its source's
@@ -76,3 +79,23 @@ def stacked(old: int, new: int) -> tuple[int, ...]:
 def inserted(old: int, new: int) -> tuple[int, ...]:
     """The sources of `new` layers: as `stacked`, but each copy right after its source."""
     return tuple(sorted(stacked(old, new)))
+
+
+def repeated(old: int, new: int) -> tuple[int, ...]:
+    """The sources of `new` layers: the `old` ones bottom to top, again and again."""
+    assert 1 <= old <= new, (old, new)
+    return tuple(layer % old for layer in range(new))
+
+
+def centred(old: int, new: int) -> tuple[int, ...]:
+    """The sources of `new` layers: the middle `new - old` of the `old` ones appear twice in a row, as a block.
+
+    Where the old layers are whole blocks of that size, the block is the middle one, the lower of the two if there are
+    two. Otherwise it is as near to the middle as can be, the lower place first. Beyond a doubling: as `stacked`.
+    """
+    assert 1 <= old <= new, (old, new)
+    size = new - old
+    if size == 0 or size > old:
+        return stacked(old, new)
+    start = (old // size - 1) // 2 * size if old % size == 0 else (old - size) // 2
+    return (*range(start + size), *range(start, old))

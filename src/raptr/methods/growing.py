@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 from raptr.growth.plan import Growth, Moments
 from raptr.methods.contract import Method, Phase, check_end, random_part
 from raptr.subnetworks import Schedule, Shape, Subnetwork
-from raptr.subnetworks.schedule import Lengths
+from raptr.subnetworks.schedule import Lengths, Stage
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,60 @@ class Growing(Method):
         kept, _ = random_part(judged.size, size, draw)
         chosen = {layer for layer, runs in zip(judged.kept, kept, strict=True) if runs}
         return self.trained([layer in chosen for layer in range(judged.layers)], step)
+
+
+@dataclass(frozen=True)
+class GrowingOnce(Growing):
+    """A growing model with two stages: a shallow one and the full one."""
+
+    growth_at: float | None = None  # the share of the steps before the growth; None: see `_share`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.stages.stages) > 2:
+            raise ValueError(
+                f"schedule {self.stages.text} has {len(self.stages.stages)} stages; {self.name} grows once, so one or "
+                "two sizes are allowed"
+            )
+        if self.growth_at is None:
+            return
+        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
+            raise ValueError(
+                f"growth_at is {self.growth_at}, but a Schedule, lengths or average says when the model grows too. "
+                "Use one of them."
+            )
+        if len(self.stages.stages) == 1:
+            raise ValueError(f"growth_at is {self.growth_at}, but the schedule {self.stages.text} never grows")
+        if not 1 <= self._step(self.growth_at) < self.steps:
+            raise ValueError(
+                f"growth_at is {self.growth_at}; a share of the {self.steps} steps above 0 and below 1 is allowed, "
+                "with at least one step before the growth and one after it"
+            )
+
+    @cached_property
+    def stages(self) -> Schedule:
+        """The schedule, with the growth where `growth_at` says, unless its lengths are given otherwise."""
+        given = super().stages
+        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
+            return given
+        if len(given.stages) != 2:
+            return given
+        small, full = (stage.size for stage in given.stages)
+        step = self._step(self._share(small, full) if self.growth_at is None else self.growth_at)
+        step = min(max(step, 1), self.steps - 1)
+        return Schedule(given.layers, (Stage(0, step, small, ()), Stage(step, self.steps, full, ())))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, with the growth's place spelt out where nothing else says it."""
+        share = self.growth_at
+        if share is None and (self.lengths, self.average) == (None, None) and self.stages.boundaries:
+            share = self.stages.boundaries[0] / self.steps
+        return {**super().settings(), "growth_at": share}
+
+    def _share(self, small: int, full: int) -> float:
+        """The share that leaves three quarters of full training's layers on average; half of the steps at most."""
+        return min(0.25 * full / (full - small), 0.5) if small < full else 0.5
+
+    def _step(self, share: float) -> int:
+        """The first step of the full model, halves up."""
+        return int(share * self.steps + 0.5) if 0 < share < 1 else 0

@@ -5,9 +5,12 @@ from typing import Any
 
 from raptr.methods.contract import Method
 from raptr.methods.full import Full
+from raptr.methods.g_stack import GStack
 from raptr.methods.layer_dropout import LayerDropout
 from raptr.methods.lemon import LEMON
+from raptr.methods.midas import MIDAS
 from raptr.methods.msg import MSG, MSGInterpolation
+from raptr.methods.one_layer import OneLayer
 from raptr.methods.pld import PLD
 from raptr.methods.progressive_stacking import ProgressiveStacking
 from raptr.methods.raptr import RaPTr
@@ -27,6 +30,9 @@ METHODS: dict[str, type[Method]] = {
         LayerDropout,
         Stacking,
         ProgressiveStacking,
+        GStack,
+        MIDAS,
+        OneLayer,
         LEMON,
         MSG,
         MSGInterpolation,
