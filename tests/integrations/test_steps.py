@@ -250,7 +250,7 @@ def test_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(model.state_dict()) == keys
 
 
-GROWING = ["stacking", "progressive-stacking", "lemon", "msg", "msg-interpolation"]
+GROWING = ["stacking", "progressive-stacking", "g-stack", "midas", "one-layer", "lemon", "msg", "msg-interpolation"]
 
 
 @pytest.mark.parametrize("name", METHODS)
