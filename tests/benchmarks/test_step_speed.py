@@ -17,6 +17,7 @@ from raptr.models.bert import model as bert
 from raptr.models.bert.config import SIZES, BertConfig
 from raptr.models.decoder import model as decoder
 from raptr.models.decoder.config import DecoderConfig
+from raptr.models.init import initialise
 from raptr.models.registry import FAMILIES
 from raptr.objectives.causal import CausalLM
 from raptr.objectives.mlm import MaskedLM
@@ -31,7 +32,6 @@ TINY = BertConfig(layers=2, width=32, heads=2, head_size=16, mlp=64, vocabulary=
 def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark, with its compiler replaced by one that only traces: speed is not the matter here."""
     monkeypatch.setitem(SIZES, "tiny", TINY)
-    monkeypatch.setattr(bert, "initialise", step_speed.quick_weights)  # as main() does, which would leave it so
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda fn, **rest: compiler(fn, **{**rest, "backend": "eager"}))
     return step_speed
@@ -90,12 +90,12 @@ def test_a_decoder_is_timed_beside_the_stock_llama(
 ) -> None:
     tiny = DecoderConfig(layers=2, width=32, heads=4, head_size=8, mlp=64, kv_heads=2)
     monkeypatch.setitem(FAMILIES["decoder"].sizes, "tiny", tiny)
-    monkeypatch.setattr(decoder, "initialise", step_speed.quick_weights)
     documents = [Document(f"{i}", f"a text with the number {i} and {i * i}. " * 9) for i in range(40)]
     data = prepare(tmp_path / "data", lambda: documents, 300, specials=CausalLM.specials).path
     out = tmp_path / "peers.json"
     arguments = ["--data", str(data), "--case", "decoder/tiny:4x16", "--blocks", "1", "--steps", "1", "--peers-only"]
     speed.main([*arguments, "--out", str(out)])
+    assert vars(decoder)["initialise"] is vars(bert)["initialise"] is initialise  # as before
     case = json.loads(out.read_text())["cases"][0]
     assert list(case["milliseconds"]) == ["static 2", *(name for name in speed.PEERS if "all positions" in name)]
     assert len(set(case["flops"].values())) == 1

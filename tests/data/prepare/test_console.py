@@ -57,10 +57,12 @@ def test_too_little_text_to_train_on_is_said(
     assert "raptr pretrain" not in said
 
 
-@pytest.mark.parametrize(("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", None)])
+@pytest.mark.parametrize(
+    ("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", "ul2-small")]
+)
 def test_the_recipe_fits_the_machine_and_the_objective(
     objective: str,
-    recipe: str | None,
+    recipe: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -71,7 +73,7 @@ def test_the_recipe_fits_the_machine_and_the_objective(
     asked = ["--data", "book.txt", "--out", "mine", "--vocabulary", "400", "--objective", objective]
     assert call(monkeypatch, "prepare", *asked) == 0
     shown = capsys.readouterr().err.partition("next    ")[2].strip()
-    assert shown == (f"raptr pretrain {recipe} --data mine --run runs/mine" if recipe else "")
+    assert shown == f"raptr pretrain {recipe} --data mine --run runs/mine"
 
 
 def test_a_refusal_is_all_that_is_printed(
