@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
-from raptr.comparison.table import Mean, Row, best_peak, difference, finals, markdown, mean, notes, rows
+from raptr.comparison.table import Row, best_peak, difference, finals, markdown, notes, rows
+from raptr.report.statistics import Mean, mean
 
 FULL, REDUCED = "full", "full (reduced)"
 

@@ -17,6 +17,7 @@ from transformers import BertForMaskedLM, DistilBertConfig, DistilBertForMaskedL
 
 from raptr import files
 from raptr.data import TokenStore
+from raptr.evaluation import jobs
 from raptr.evaluation import run as running
 from raptr.evaluation.encoder import load_encoder, tokenize
 from raptr.evaluation.run import Finetuned, finetune
@@ -116,7 +117,7 @@ def test_the_encoders_weights_are_used_and_the_head_follows_the_seed(bert: Path)
 def test_the_longer_text_is_cut(bert: Path) -> None:
     encoder = load_encoder(bert)
     (coded,) = tokenize(encoder, [("film " * 30, "fine story")], 12, leading_space=False)
-    words = encoder.tokenizer.convert_ids_to_tokens(coded["input_ids"])
+    words = encoder.folder.tokenizer.convert_ids_to_tokens(coded["input_ids"])
     assert words == ["[CLS]", *["film"] * 7, "[SEP]", "fine", "story", "[SEP]"]
     assert coded["token_type_ids"] == [0] * 9 + [1] * 3
     (coded,) = tokenize(encoder, [("film " * 99,)], 128, leading_space=False)
@@ -156,15 +157,15 @@ def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
     bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned(bert, little, tmp_path / "whole", rates=[RATE], seeds=3)
-    written = files.write_text
+    written = jobs.write_json
 
-    def write_and_stop(place: Path, text: str) -> None:
-        written(place, text)
+    def write_and_stop(place: Path, value: Any) -> None:
+        written(place, value)
         if place.parent.name == "jobs":
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "write_text", write_and_stop)
+        patch.setattr(running, "write_json", write_and_stop)
         part = finetune(
             bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE], console=QUIET, device="cpu"
         )
@@ -223,7 +224,7 @@ def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkey
     written = run / "export" / "config.json"
     written.write_text(written.read_text().replace('"hidden_size": 16', '"hidden_size": 17'))
     os.utime(written, (1, 1))  # older than the checkpoint
-    assert load_encoder(run).config.hidden_size == 16  # written anew
+    assert load_encoder(run).folder.config.hidden_size == 16  # written anew
 
 
 def test_another_family_of_encoders(task: Path, tmp_path: Path) -> None:
@@ -253,9 +254,9 @@ def test_padding() -> None:
 
 def test_a_space_before_each_text(bert: Path) -> None:
     encoder = load_encoder(bert)
-    encoder.tokenizer.backend_tokenizer.pre_tokenizer = None  # so that the space is seen
+    encoder.folder.tokenizer.backend_tokenizer.pre_tokenizer = None  # so that the space is seen
     coded = [tokenize(encoder, [("film",)], 8, leading_space=leading)[0]["input_ids"] for leading in (False, True)]
-    unknown = encoder.tokenizer.unk_token_id
+    unknown = encoder.folder.tokenizer.unk_token_id
     assert [unknown in ids for ids in coded] == [False, True]
 
 

@@ -7,7 +7,8 @@ from docs.results.pages.contract import Page, Records, table
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.results import picture
-from raptr.comparison.table import Mean, difference, finals, markdown, mean
+from raptr.comparison.table import difference, finals, markdown
+from raptr.report.statistics import Mean, mean
 
 SHORT = {"compare": "docs/results/compare.json", "dropping": "docs/results/evidence/short-dropping.json"}
 LONG = {"long": "docs/results/long.json", "progressive": "docs/results/evidence/progressive-12x256.json"}

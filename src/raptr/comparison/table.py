@@ -4,8 +4,6 @@ A row is an entry at one learning rate: the mean over seeds with its 95% interva
 training and to reduced full training, each at its best learning rate, over the seeds that both have finished. An
 entry's best learning rate has the lowest mean loss over the seeds that all its learning rates have finished; one at
 which a run diverged is never the best.
-
-Intervals are Student's: with three seeds 4.3 standard errors to either side, with two 12.7.
 """
 
 import html
@@ -13,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 from rich import box
@@ -22,22 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.comparison.outcomes import Outcome
+from raptr.report.statistics import Mean, mean
 from raptr.report.units import duration
-
-# Student's t at 0.975 for 1 to 30 degrees of freedom
-T95: tuple[float, ...] = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
-    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over n seeds and the half-width of its 95% interval; None for that of a single one."""
-
-    mean: float
-    interval: float | None
-    n: int
 
 
 @dataclass(frozen=True)
@@ -111,16 +95,6 @@ def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | 
     base = {run.seed: run.loss for run in reference}
     pairs = ((run.loss, base.get(run.seed)) for run in runs)
     return mean(loss - other for loss, other in pairs if loss is not None and other is not None)
-
-
-def mean(values: Iterable[float]) -> Mean | None:
-    """The mean and its 95% interval: t times the sample deviation over √n."""
-    listed = list(values)
-    if not listed:
-        return None
-    n = len(listed)
-    interval = T95[min(n - 1, len(T95)) - 1] * stdev(listed) / math.sqrt(n) if n > 1 else None
-    return Mean(fmean(listed), interval, n)
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,19 @@
-"""The model that is judged: a folder of `transformers`, a raptr export or anybody's, as a sequence classifier."""
+"""The encoder that is judged, as a sequence classifier."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
-from transformers.utils import logging
 
-from raptr.files import sha256_of
-from raptr.train import checkpoint
-from raptr.train.exporting import export
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet
 
 # What the configurations of encoders call their dropout rates.
 DROPOUT = (
@@ -43,36 +30,27 @@ NARROW_RATES = (1e-4, 3e-4)
 class Encoder:
     """A folder with an encoder and its tokenizer."""
 
-    folder: Path
-    name: str
-    config: PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    fingerprint: str
+    folder: ModelFolder
 
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rates to try unless others are given: narrow models want higher ones than the paper's."""
-        width = getattr(self.config, "hidden_size", None)
+        width = getattr(self.folder.config, "hidden_size", None)
         return (*RATES, *NARROW_RATES) if isinstance(width, int) and width <= NARROW else RATES
-
-    def longest(self, length: int) -> int:
-        """How many tokens a sequence may have, at most `length`."""
-        positions = getattr(self.config, "max_position_embeddings", None)
-        limits = [length, self.tokenizer.model_max_length, *([positions] if isinstance(positions, int) else [])]
-        return int(min(limits))
 
     def dropout_settings(self) -> list[str]:
         """The settings of the configuration that are dropout rates."""
-        known = self.config.to_dict()
+        known = self.folder.config.to_dict()
         return [name for name in DROPOUT if name in known]
 
     def classifier(self, outputs: int, dropout: float) -> PreTrainedModel:
         """The model with a new head of so many outputs, in float32; the head is drawn from torch's generator."""
         changed = {"num_labels": outputs, **dict.fromkeys(self.dropout_settings(), dropout)}
-        with _quiet():
-            config = AutoConfig.from_pretrained(self.folder, local_files_only=True, **changed)
+        path = self.folder.path
+        with quiet():
+            config = AutoConfig.from_pretrained(path, local_files_only=True, **changed)
             model, loading = AutoModelForSequenceClassification.from_pretrained(
-                self.folder,
+                path,
                 config=config,
                 dtype=torch.float32,
                 local_files_only=True,
@@ -84,7 +62,7 @@ class Encoder:
         lost = sorted(name for name in loading["missing_keys"] if name.startswith(body) and "pooler" not in name)
         if lost:
             raise ValueError(
-                f"{self.folder} has no weights for {len(lost)} tensors of the encoder, such as {lost[0]}; "
+                f"{path} has no weights for {len(lost)} tensors of the encoder, such as {lost[0]}; "
                 f"its weights are not those of a {type(model).__name__}"
             )
         return model
@@ -92,54 +70,33 @@ class Encoder:
 
 def load_encoder(model: Path) -> Encoder:
     """The encoder in a folder; of a run it is the export, which is made if there is none."""
-    if not model.is_dir():
-        raise ValueError(f"the model is {str(model)!r}, which is no folder; name a run, an export or an encoder")
-    is_run = (model / "config.yaml").is_file() and not (model / "config.json").is_file()
-    folder = _exported(model) if is_run else model
-    resolved = folder.resolve()
-    name = resolved.parent.name if resolved.name == "export" else resolved.name
-    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+    folder = open_folder(model)
+    _refuse_other(folder.path, folder.config)
+    if folder.config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise ValueError(
-            f"{folder} has no config.json with a model.safetensors; name a run, an export or an encoder's folder"
+            f"{folder.path} is a model of type {folder.config.model_type}, for which transformers has no sequence "
+            "classifier"
         )
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-        with _quiet():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{folder} cannot be loaded by transformers: {_line(error)}") from error
-    _refuse_other(folder, config)
-    if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
-        raise ValueError(f"{folder} is a model of type {kind}, for which transformers has no sequence classifier")
-    if tokenizer.pad_token_id is None:
-        raise ValueError(f"the tokenizer in {folder} has no padding token, which batches of several texts need")
-    return Encoder(folder, name, config, tokenizer, _fingerprint(folder))
+    if folder.tokenizer.pad_token_id is None:
+        raise ValueError(f"the tokenizer in {folder.path} has no padding token, which batches of several texts need")
+    return Encoder(folder)
 
 
-def _exported(run: Path) -> Path:
-    """The export of a run's newest checkpoint; an earlier one is replaced."""
-    folder, newest = run / "export", checkpoint.newest(run / "checkpoints")
-    written = folder / "config.json"
-    if written.is_file() and (newest is None or newest.stat().st_mtime_ns <= written.stat().st_mtime_ns):
-        return folder
-    return export(run)
-
-
-def _refuse_other(folder: Path, config: PretrainedConfig) -> None:
+def is_decoder(config: PretrainedConfig) -> bool:
+    """Whether a configuration is that of a model that goes on with a text."""
     kind = config.model_type
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if causal or getattr(config, "is_decoder", False):
-        raise ValueError(f"{folder} is a decoder ({kind}); finetune judges encoders, trained with objective mlm")
+    return causal or bool(getattr(config, "is_decoder", False))
+
+
+def _refuse_other(path: Path, config: PretrainedConfig) -> None:
+    if is_decoder(config):
+        raise ValueError(
+            f"{path} is a decoder ({config.model_type}); finetune judges encoders, trained with objective mlm. "
+            "Use raptr fewshot for it."
+        )
     if tuned := [name for name in config.architectures or () if name.endswith("ForSequenceClassification")]:
-        raise ValueError(f"{folder} is fine-tuned already ({tuned[0]}); name the pretrained encoder, without its head")
-
-
-def _fingerprint(folder: Path) -> str:
-    """A checksum of configuration, weights and tokenizer."""
-    paths = sorted([*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("tokenizer.json")])
-    sums = "\n".join(f"{path.name} {sha256_of(path)}" for path in paths)
-    return hashlib.sha256(sums.encode()).hexdigest()
+        raise ValueError(f"{path} is fine-tuned already ({tuned[0]}); name the pretrained encoder, without its head")
 
 
 def tokenize(
@@ -149,24 +106,5 @@ def tokenize(
     if leading_space:  # a byte-level tokenizer knows most words with the space before them
         texts = [tuple(f" {text}" for text in example) for example in texts]
     columns: list[Any] = [[example[place] for example in texts] for place in range(len(texts[0]))]
-    coded = encoder.tokenizer(*columns, truncation="longest_first", max_length=encoder.longest(length))
+    coded = encoder.folder.tokenizer(*columns, truncation="longest_first", max_length=encoder.folder.longest(length))
     return [{name: coded[name][i] for name in coded} for i in range(len(texts))]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from announcing that the head is new, and from drawing bars."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _line(error: Exception) -> str:
-    """The first sentence of what transformers says, which may go on for a page."""
-    return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

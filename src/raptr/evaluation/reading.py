@@ -105,13 +105,19 @@ def _split(path: Path, rows: Sequence[_Example], targets: Sequence[float]) -> Sp
     return Split(path, tuple(row.texts for row in rows), tuple(targets))
 
 
-def _find(folder: Path, stems: Sequence[str], what: str) -> Path:
-    """The first file of these names; a name may be given with its ending."""
+def file_named(folder: Path, stems: Sequence[str]) -> Path | None:
+    """The first file of these names, with or without their endings; None where there is none."""
     endings = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]
     for stem in stems:
         for ending in endings:
             if (path := folder / (stem.removesuffix(ending) + ending)).is_file():
                 return path
+    return None
+
+
+def _find(folder: Path, stems: Sequence[str], what: str) -> Path:
+    if path := file_named(folder, stems):
+        return path
     raise ValueError(
         f"{folder} has no {what} file; {' or '.join(stems)} is expected, as {' or '.join(KINDS)}, plain or "
         f"compressed ({', '.join(COMPRESSED)})"
@@ -147,7 +153,7 @@ def _numbers(rows: Sequence[_Example]) -> list[float]:
 
 def _examples(path: Path, task: Task, texts: tuple[str, ...], label: str | None) -> Iterator[_Example]:
     columns: tuple[tuple[str, ...], str] | None = None
-    for number, row in _rows(path, task.unnamed):
+    for number, row in read_rows(path, task.unnamed):
         where = f"{path}, line {number}"
         if columns is None:
             columns = _columns(where, row, task, texts, label)
@@ -194,7 +200,7 @@ def _label(where: str, row: dict[str, Any], column: str) -> str:
     raise ValueError(f"{where}: {column} is {value!r}; a label is expected")
 
 
-def _rows(path: Path, unnamed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows as columns by name, with the numbers of their lines."""
     names: list[str] | None = None
     for number, line in _lines(path):

@@ -5,7 +5,6 @@ OUT/jobs/RATE-SEED.json     the result of a job
 OUT/finetune.json, .png     the record over all jobs, and its chart
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raptr.evaluation.encoder import Encoder, load_encoder
+from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import as_json, draw, rows
 from raptr.evaluation.tasks import find_task
 from raptr.evaluation.tuning import Recipe, Tuning, constant_answer
-from raptr.files import locked, new_file, write_text
+from raptr.files import locked, new_file
 from raptr.report.plots import save
 from raptr.train.run import environment
 from raptr.train.safety import StopRequest
@@ -68,7 +68,7 @@ def finetune(
     """
     console, stop, recipe = console or Console(stderr=True), stop or StopRequest(), recipe or Recipe()
     found = find_task(task)
-    where = _device(device)
+    where = find_device(device)
     for rate in rates:
         if not 0 < rate <= 1:
             raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
@@ -76,7 +76,7 @@ def finetune(
         raise ValueError(f"--seeds is {seeds}; a whole number from 1 on is allowed")
     examples = read_task(found, data, texts=texts, label=label, dev=dev)
     encoder = load_encoder(model)
-    folder = out or Path("runs") / NAME / f"{encoder.name}-{found.name}"
+    folder = out or Path("runs") / NAME / f"{encoder.folder.name}-{found.name}"
     planned = [(rate, seed) for rate in sorted(set(rates or encoder.rates)) for seed in range(seeds)]
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", f"{folder} is used by another process; wait for it, or name another --out"):
@@ -103,7 +103,7 @@ def _work(tuning: Tuning, folder: Path, keys: Sequence[tuple[float, int]], stop:
                 raise ValueError("out of memory on the GPU. Lower --batch or --length.") from error
             if result is None:
                 return
-            write_text(_path(folder, (rate, seed)), json.dumps(result, indent=1, allow_nan=False) + "\n")
+            write_json(_path(folder, (rate, seed)), result)
             bar.update(whole, completed=tuning.steps * number)  # a job that diverged ends early
             console.print(f"rate {rate:g}, seed {seed}: {_reached(result)}", highlight=False, markup=False)
 
@@ -120,24 +120,16 @@ def _path(folder: Path, key: tuple[float, int]) -> Path:
 
 def _read(folder: Path, key: tuple[float, int]) -> dict[str, Any] | None:
     path = _path(folder, key)
-    return _load(path) if path.is_file() else None
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it again") from None
-    assert isinstance(value, dict)
-    return value
+    return read_json(path) if path.is_file() else None
 
 
 def _settings(encoder: Encoder, data: TaskData, recipe: Recipe) -> dict[str, Any]:
     """What all jobs share."""
+    folder = encoder.folder
     return {
         "task": data.task.name,
         "metrics": list(data.task.metrics),
-        "model": {"name": encoder.name, "type": encoder.config.model_type, "sha256": encoder.fingerprint},
+        "model": {"name": folder.name, "type": folder.config.model_type, "sha256": folder.fingerprint},
         "data": data.facts(),
         "recipe": {**asdict(recipe), "dropout_settings": encoder.dropout_settings()},
     }
@@ -147,27 +139,15 @@ def _settle(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
     path = folder / "settings.json"
     if not path.is_file():
-        write_text(path, json.dumps(settings, indent=1) + "\n")
+        write_json(path, settings)
         return settings
-    earlier = _load(path)
-    before, now = _flat(earlier), _flat(settings)
-    changed = [key for key in before | now if before.get(key) != now.get(key) and key != "model.name"]
-    if changed:
-        said = "; ".join(f"{key}: was {before.get(key)}, now {now.get(key)}" for key in changed[:3])
-        raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")
+    refuse_changed(folder, read_json(path), settings)
     return settings
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _record(folder: Path, settings: dict[str, Any], data: TaskData) -> dict[str, Any] | None:
     """Write the record over all jobs of the folder, those of earlier commands too, and its chart."""
-    jobs = [_load(path) for path in sorted((folder / "jobs").glob("*.json"))]
+    jobs = [read_json(path) for path in sorted((folder / "jobs").glob("*.json"))]
     if not jobs:
         return None
     record = {
@@ -177,16 +157,7 @@ def _record(folder: Path, settings: dict[str, Any], data: TaskData) -> dict[str,
         "jobs": sorted(jobs, key=lambda job: (job["rate"], job["seed"])),
         "environment": environment(),
     }
-    write_text(folder / f"{NAME}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    write_json(folder / f"{NAME}.json", record)
     with new_file(folder / f"{NAME}.png") as partial:
         save(draw(record), partial)
     return record
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device is {name!r}; auto, cpu and cuda are allowed")
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
-        raise ValueError("--device is cuda, but no GPU was found. Use auto or cpu.")
-    return torch.device("cuda" if found and name != "cpu" else "cpu")

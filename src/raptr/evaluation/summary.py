@@ -13,8 +13,8 @@ from typing import Any, final
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from raptr.comparison.table import mean
 from raptr.report.plots import COLOURS, DPI, GREY, INK, clean
+from raptr.report.statistics import mean
 
 Z95 = 1.96
 

@@ -75,7 +75,7 @@ class Tuning:
         self._encoder, self._data, self._recipe, self._device = encoder, data, recipe, device
         self._train = self._code(chosen(data.train, recipe.examples))
         self._dev = self._code(data.dev)
-        self._longest = encoder.longest(recipe.length)
+        self._longest = encoder.folder.longest(recipe.length)
         self.steps = recipe.epochs * math.ceil(len(self._train) / recipe.batch)
 
     def _code(self, split: Split) -> Coded:
@@ -148,7 +148,8 @@ class Tuning:
         return functional.cross_entropy(outputs, targets)
 
     def _outputs(self, model: Any, coded: Coded, places: Sequence[int]) -> Tensor:
-        rows = padded([coded.inputs[place] for place in places], self._encoder.tokenizer.pad_token_id, self._longest)
+        pad = self._encoder.folder.tokenizer.pad_token_id
+        rows = padded([coded.inputs[place] for place in places], pad, self._longest)
         batch = {name: tensor.to(self._device) for name, tensor in rows.items()}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
             outputs: Tensor = model(**batch).logits

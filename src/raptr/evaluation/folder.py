@@ -1,0 +1,89 @@
+"""A folder of `transformers` with a model and its tokenizer: a raptr export, or anybody's model."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from raptr.files import sha256_of
+from raptr.train import checkpoint
+from raptr.train.exporting import export
+
+
+@final
+@dataclass(frozen=True)
+class ModelFolder:
+    """What a folder holds, without its weights."""
+
+    path: Path
+    name: str
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+
+    def longest(self, length: int | None = None) -> int:
+        """How many tokens a sequence may have, at most `length`."""
+        positions = getattr(self.config, "max_position_embeddings", None)
+        limits = [self.tokenizer.model_max_length, *(limit for limit in (length, positions) if isinstance(limit, int))]
+        return int(min(limits))
+
+
+def open_folder(model: Path) -> ModelFolder:
+    """The model in a folder; of a run it is the export, which is made if there is none."""
+    if not model.is_dir():
+        raise ValueError(f"the model is {str(model)!r}, which is no folder; name a run, an export or a model's folder")
+    is_run = (model / "config.yaml").is_file() and not (model / "config.json").is_file()
+    folder = _exported(model) if is_run else model
+    resolved = folder.resolve()
+    name = resolved.parent.name if resolved.name == "export" else resolved.name
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} has no config.json with a model.safetensors; name a run, an export or a model's folder"
+        )
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder} cannot be loaded by transformers: {_line(error)}") from error
+    return ModelFolder(folder, name, config, tokenizer, _fingerprint(folder))
+
+
+def _exported(run: Path) -> Path:
+    """The export of a run's newest checkpoint; an earlier one is replaced."""
+    folder, newest = run / "export", checkpoint.newest(run / "checkpoints")
+    written = folder / "config.json"
+    if written.is_file() and (newest is None or newest.stat().st_mtime_ns <= written.stat().st_mtime_ns):
+        return folder
+    return export(run)
+
+
+def _fingerprint(folder: Path) -> str:
+    """A checksum of configuration, weights and tokenizer."""
+    paths = sorted([*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("tokenizer.json")])
+    sums = "\n".join(f"{path.name} {sha256_of(path)}" for path in paths)
+    return hashlib.sha256(sums.encode()).hexdigest()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from announcing that a head is new, and from drawing bars."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of what transformers says, which may go on for a page."""
+    return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

@@ -1,0 +1,51 @@
+"""What the evaluations share: small files of finished jobs, their settings, and the device."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raptr.files import write_text
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a file that a job has written."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it again") from None
+    assert isinstance(value, dict)
+    return value
+
+
+def refuse_changed(folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse settings that differ from those of the jobs here; a model's name may change."""
+    before, after = _flat(earlier), _flat(now)
+    changed = [key for key in before | after if before.get(key) != after.get(key) and key != "model.name"]
+    if changed:
+        said = "; ".join(f"{key}: was {before.get(key)}, now {after.get(key)}" for key in changed[:3])
+        raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def find_device(name: str) -> torch.device:
+    """The device that --device names."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device is {name!r}; auto, cpu and cuda are allowed")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("--device is cuda, but no GPU was found. Use auto or cpu.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
