@@ -19,7 +19,7 @@ from raptr.data.prepare.domains import parse_domain, with_valid
 from raptr.data.prepare.preparation import VOCABULARY, prepare_corpus
 from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
-from raptr.evaluation.command import finetune
+from raptr.evaluation.command import fewshot, finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
 from raptr.models.registry import planned_size
@@ -350,6 +350,7 @@ def compare(
 
 
 app.command()(finetune)
+app.command()(fewshot)
 
 
 @app.command()

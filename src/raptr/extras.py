@@ -1,10 +1,11 @@
-"""The extras: what the commands, `raptr.pretrain` and the callbacks for trainers need besides torch and numpy."""
+"""The extras: what commands, `raptr.pretrain`, few-shot tasks and callbacks need besides torch and numpy."""
 
 from importlib.util import find_spec
 
 TRAIN = ("matplotlib", "rich", "safetensors", "tensorboard", "tokenizers", "transformers", "typer", "yaml")
 TRAINER = ("accelerate", "transformers")
 LIGHTNING = ("lightning",)
+EVAL = ("lm_eval", "datasets")
 
 
 class MissingExtra(ImportError):

@@ -1,4 +1,4 @@
-"""The command `raptr finetune`: parsing only, so that the help needs no torch."""
+"""The commands `raptr finetune` and `raptr fewshot`: parsing only, so that the help needs no torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from raptr.evaluation.fewshot.suite import GROUPS
+from raptr.evaluation.fewshot.suite import TASKS as FEWSHOT_TASKS
 from raptr.evaluation.tasks import TASKS
+from raptr.extras import EVAL, require
 from raptr.failures import importing, work_in
 
 
@@ -68,9 +71,64 @@ def finetune(
         )
     if done.record is not None:
         Console().print(rich_table(done.record))
-        for kind in ("json", "png"):
-            path = done.folder / f"finetune.{kind}"
-            console.print(f"{kind:<8}{path}", highlight=False, markup=False, soft_wrap=True)
-    if done.stopped:
-        console.print(f"stopped with {done.finished} of {done.planned} jobs finished; the same command goes on")
+    _leave(console, done.folder, "finetune", done.record is not None, done.finished, done.planned)
+
+
+def fewshot(
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Runs, exports, or decoders' folders of Hugging Face; the first is the reference."),
+    ],
+    data: Annotated[Path, typer.Option(help="The folder with the tasks' files, jsonl, plain or compressed.")],
+    tasks: Annotated[
+        str, typer.Option(help=f"Tasks or groups, with commas: {', '.join((*GROUPS, *FEWSHOT_TASKS))}.")
+    ] = "paper",
+    shots: Annotated[str, typer.Option(help="Numbers of exemplars before each example, with commas.")] = "1,5",
+    examples: Annotated[int | None, typer.Option(help="Judge so many examples of each task. [default: all]")] = None,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(help="causal or prefix; repeatable. [default: causal, with UL2 models both]"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go. [default: runs/fewshot/MODELS]")] = None,
+    batch: Annotated[int, typer.Option(help="Prompts at once.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Judge decoders by few-shot tasks, through lm-eval, from local files: scores, and bits per byte of gold answers.
+
+    Several models are compared, paired by example. Leaves fewshot.json and fewshot.png. A command that was stopped or
+    killed goes on with the missing jobs when it is given again.
+    """
+    require("raptr fewshot", "eval", EVAL)
+    try:
+        counts = [int(count) for count in shots.split(",")]
+    except ValueError:
+        raise ValueError(f"--shots is {shots!r}; whole numbers with commas between them are allowed, as 1,5") from None
+    with importing():
+        from raptr.evaluation.fewshot.run import fewshot as run_fewshot
+        from raptr.evaluation.fewshot.summary import rich_tables
+    console = Console(stderr=True)
+    with work_in(out or Path("runs/fewshot")):
+        done = run_fewshot(
+            models,
+            [name.strip() for name in tasks.split(",")],
+            data,
+            out,
+            shots=counts,
+            examples=examples,
+            attention=attention or (),
+            batch=batch,
+            device=device,
+            console=console,
+        )
+    if done.record is not None:
+        Console().print(rich_tables(done.record))
+    _leave(console, done.folder, "fewshot", done.record is not None, done.finished, done.planned)
+
+
+def _leave(console: Console, folder: Path, name: str, written: bool, finished: int, planned: int) -> None:
+    """Say where the files are; exit with 3 where a stop was asked for."""
+    for kind in ("json", "png") if written else ():
+        console.print(f"{kind:<8}{folder / f'{name}.{kind}'}", highlight=False, markup=False, soft_wrap=True)
+    if finished < planned:
+        console.print(f"stopped with {finished} of {planned} jobs finished; the same command goes on")
         raise typer.Exit(3)

@@ -1,4 +1,4 @@
-"""Accuracy, Matthews correlation, Pearson and Spearman correlation, as scikit-learn and scipy define them.
+"""Accuracy, F1, Matthews correlation, Pearson and Spearman correlation, as scikit-learn and scipy define them.
 
 One difference: a correlation with constant predictions is 0 here, where scipy gives nan.
 """
@@ -12,6 +12,19 @@ from numpy.typing import ArrayLike, NDArray
 def accuracy(targets: ArrayLike, predictions: ArrayLike) -> float:
     """The share of predictions that are right."""
     return float(np.mean(np.asarray(targets) == np.asarray(predictions)))
+
+
+def binary_f1(targets: ArrayLike, predictions: ArrayLike, label: int = 1) -> float:
+    """The harmonic mean of one class's precision and recall; 0 where it is neither there nor predicted."""
+    true, predicted = np.asarray(targets) == label, np.asarray(predictions) == label
+    total = int(true.sum() + predicted.sum())
+    return 2 * int((true & predicted).sum()) / total if total else 0.0
+
+
+def macro_f1(targets: ArrayLike, predictions: ArrayLike) -> float:
+    """The mean of the F1 of all classes that are there or predicted."""
+    classes = np.unique(np.concatenate([np.asarray(targets), np.asarray(predictions)]))
+    return float(np.mean([binary_f1(targets, predictions, label) for label in classes.tolist()]))
 
 
 def matthews(targets: ArrayLike, predictions: ArrayLike) -> float:

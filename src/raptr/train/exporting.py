@@ -140,7 +140,7 @@ def card(
     return f"""---
 library_name: transformers
 pipeline_tag: {exporter.task}
-tags: [{", ".join(exporter.tags)}]
+tags: [{", ".join((*exporter.tags, config.objective.name))}]
 ---
 
 # {name}

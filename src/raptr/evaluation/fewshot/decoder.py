@@ -1,0 +1,256 @@
+"""The decoder that is judged, as a model of lm-eval: likelihoods of answers, and answers written greedily.
+
+Attention is causal, or, for models trained with UL2, over a prefix: the positions of the prompt see each other. Either
+way the prompt of such a model begins with the mode token of its S denoisers. A prompt that is too long loses its
+beginning but for a first special token, which is the mode token or the one that the tokenizer puts there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from raptr.evaluation.encoder import is_decoder
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet
+from raptr.objectives.specials import MODES
+from raptr.train.safety import StopRequest
+
+Attention = Literal["causal", "prefix"]
+ATTENTIONS: tuple[Attention, ...] = ("causal", "prefix")
+MODE = MODES[1]  # S denoisers: go on with a text
+UL2 = "ul2"  # the tag in the card of an export
+ANSWER = 16  # tokens of an answer where a task does not say
+
+
+class Stopped(Exception):
+    """SIGTERM or Ctrl-C came in the middle of a job."""
+
+
+@final
+@dataclass(frozen=True)
+class Decoder:
+    """A folder with a decoder; `mode` is the token before its prompts, if it was trained with UL2."""
+
+    folder: ModelFolder
+    mode: int | None
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """How it is judged unless that is said: a UL2 model in both ways."""
+        return ATTENTIONS if self.mode is not None else ATTENTIONS[:1]
+
+    def weights(self, device: torch.device) -> PreTrainedModel:
+        """The model in float32 on the device."""
+        path = self.folder.path
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
+            )
+        assert isinstance(model, PreTrainedModel)
+        torch.nn.Module.to(model, device).eval()
+        return model
+
+
+def load_decoder(model: Path, attentions: Sequence[str] = ()) -> Decoder:
+    """The decoder in a folder, of a run its export; refused where it cannot attend as `attentions` ask."""
+    folder = open_folder(model)
+    if not is_decoder(folder.config):
+        raise ValueError(
+            f"{folder.path} is an encoder ({folder.config.model_type}); fewshot judges decoders. "
+            "Use raptr finetune for it."
+        )
+    known = folder.tokenizer.get_vocab().get(MODE)
+    if "prefix" in attentions and known is None:
+        raise ValueError(
+            f"--attention is prefix, but the tokenizer in {folder.path} has no {MODE}: the model was not trained with "
+            "UL2. Use causal."
+        )
+    return Decoder(folder, known if "prefix" in attentions or UL2 in _tags(folder.path) else None)
+
+
+def _tags(folder: Path) -> list[str]:
+    """The tags in a model's card, which stand between two lines of dashes."""
+    card = folder / "README.md"
+    parts = card.read_text(encoding="utf-8").split("---\n") if card.is_file() else []
+    try:
+        head = yaml.safe_load(parts[1]) if len(parts) > 2 else {}
+    except yaml.YAMLError:
+        return []
+    tags = head.get("tags") if isinstance(head, dict) else None
+    return [str(tag) for tag in tags] if isinstance(tags, list) else []
+
+
+def prefix_mask(prefixes: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """True where position q sees k: k <= q, or both in the prefix of their row; (rows, 1, width, width)."""
+    place = torch.arange(width, device=device)
+    prefix = torch.tensor(prefixes, device=device).view(-1, 1, 1, 1)
+    return (place <= place[:, None]) | (place < prefix)
+
+
+@final
+class Scorer(TemplateLM):
+    """A decoder with one kind of attention, as lm-eval asks it; `cut` has the prompts that were too long."""
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        model: PreTrainedModel,
+        attention: Attention,
+        *,
+        batch: int,
+        stop: StopRequest,
+        on_requests: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self._decoder, self._model, self._prefix = decoder, model, attention == "prefix"
+        self._batch, self._stop, self._done = batch, stop, on_requests
+        self._tokens = decoder.folder.tokenizer  # `tokenizer` is lm-eval's, for chats
+        self._longest = decoder.folder.longest()
+        pad = self._tokens.pad_token_id
+        self._pad = self.eot_token_id if pad is None else pad
+        self.cut: set[tuple[int, ...]] = set()
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self._tokens.eos_token_id)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The tokens of a text, with what the tokenizer puts before it."""
+        ids: list[int] = self._tokens.encode(string, add_special_tokens=add_special_tokens is not False)
+        end = self._tokens.eos_token_id
+        return ids[:-1] if len(ids) > 1 and ids[-1] == end and not string.endswith(self._tokens.eos_token) else ids
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """The log-likelihood of each continuation, and whether it is the likeliest; lm-eval's bar stays away."""
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """No task here asks for this."""
+        raise NotImplementedError
+
+    def _prompt(self, context: list[int], room: int) -> list[int]:
+        """The context with its mode token, without as much of its beginning as does not fit."""
+        whole = context if self._decoder.mode is None else [self._decoder.mode, *context]
+        if len(whole) <= room:
+            return whole
+        self.cut.add(tuple(context))
+        kept = whole[:1] if whole[0] in self._tokens.all_special_ids else []
+        return kept + whole[len(whole) - (room - len(kept)) :] if room > len(kept) else kept
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+        rows = []
+        for _, context, continuation in requests:
+            answer = continuation[: self._longest]
+            rows.append((self._prompt(context, self._longest + 1 - len(answer)), answer))
+        order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
+        results: dict[int, tuple[float, bool]] = {}
+        for start in range(0, len(order), self._batch):
+            self._look()
+            places = order[start : start + self._batch]
+            for place, logits in zip(places, self._logits([rows[place] for place in places]), strict=True):
+                target = torch.tensor(rows[place][1], device=logits.device)
+                chosen = torch.log_softmax(logits, -1).gather(1, target[:, None])
+                results[place] = float(chosen.sum()), bool((logits.argmax(-1) == target).all())
+            self._done(len(places))
+        return [results[place] for place in range(len(rows))]
+
+    def _logits(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
+        """The scores at the positions that predict each row's answer."""
+        inputs = [(prompt + answer)[:-1] for prompt, answer in rows]
+        width = max(map(len, inputs))
+        device = self._model.device
+        ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in inputs], device=device)
+        prompts = [len(prompt) for prompt, _ in rows]
+        mask = {"attention_mask": prefix_mask(prompts, width, device)} if self._prefix else {}
+        logits = self._model(ids, **mask, use_cache=False).logits.float()
+        return [
+            logits[place, prompts[place] - 1 : prompts[place] - 1 + len(rows[place][1])] for place in range(len(rows))
+        ]
+
+    @torch.no_grad()
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The answer that follows each prompt greedily, up to the first of the strings to stop at."""
+        given = [request.args for request in requests]
+        rows = []
+        for context, options in given:
+            new = min(options.get("max_gen_toks", ANSWER), self._longest // 2)
+            rows.append((self._prompt(self.tok_encode(context), self._longest - new), new, list(options["until"])))
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
+        results: dict[int, str] = {}
+        for start in range(0, len(order), self._batch):
+            self._look()
+            places = order[start : start + self._batch]
+            new, until = rows[places[0]][1], rows[places[0]][2]
+            assert all(rows[place][1:] == (new, until) for place in places)  # one task at a time
+            texts = self._written([rows[place][0] for place in places], new, until)
+            results |= zip(places, texts, strict=True)
+            self._done(len(places))
+        return [results[place] for place in range(len(rows))]
+
+    def _written(self, prompts: Sequence[list[int]], new: int, until: list[str]) -> list[str]:
+        width, device = max(map(len, prompts)), self._model.device
+        ids = torch.tensor([[self._pad] * (width - len(row)) + row for row in prompts], device=device)
+        present = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device)
+        cache = DynamicCache()
+        if self._prefix and width > 1:
+            # The positions of a prompt see each other; those of the padding only themselves, which nobody sees.
+            seen = (present[:, None, None, :] & present[:, None, :, None]).bool() | torch.eye(
+                width, dtype=torch.bool, device=device
+            )
+            places = (present.cumsum(1) - 1).clamp(min=0)
+            self._model(ids, attention_mask=seen, position_ids=places, past_key_values=cache)
+            cache.crop(-1)  # `generate` starts from the prompt's last token
+        ends = _Ends(self._tokens, width, until)
+        generate: Any = self._model.generate
+        out = generate(
+            ids,
+            attention_mask=present,
+            past_key_values=cache,
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=self._pad,
+            eos_token_id=self.eot_token_id,
+            stopping_criteria=StoppingCriteriaList([ends]),
+        )
+        return [ends.answer(row) for row in out]
+
+    def _look(self) -> None:
+        if self._stop.asked:
+            raise Stopped
+
+
+@final
+class _Ends(StoppingCriteria):
+    """Stops a row at the first of some strings in what was written after the prompt."""
+
+    def __init__(self, tokenizer: Any, prompt: int, until: Sequence[str]) -> None:
+        self._tokenizer, self._prompt, self._until = tokenizer, prompt, until
+
+    def _text(self, row: Tensor) -> str:
+        return str(self._tokenizer.decode(row[self._prompt :], skip_special_tokens=True))
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        ended = [any(stop in self._text(row) for stop in self._until) for row in input_ids]
+        return torch.tensor(ended, device=input_ids.device)
+
+    def answer(self, row: Tensor) -> str:
+        """What was written, without what came after the first string to stop at."""
+        text = self._text(row)
+        return text[: min((place for stop in self._until if (place := text.find(stop)) >= 0), default=len(text))]

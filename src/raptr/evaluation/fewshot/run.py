@@ -1,0 +1,229 @@
+"""Judge decoders on few-shot tasks; each model, attention, task and number of exemplars is a job with a small file.
+
+OUT/jobs/MODEL/ATTENTION-TASK-SHOTS.json    the result of a job, with the score of every example
+OUT/fewshot.json, .png                      the record over the jobs that were asked for, and its chart
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import PreTrainedModel
+
+from raptr.evaluation.fewshot.decoder import ATTENTIONS, Attention, Decoder, Scorer, Stopped, load_decoder
+from raptr.evaluation.fewshot.judging import SEED, judge, load_task
+from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
+from raptr.evaluation.fewshot.summary import draw, summed_up
+from raptr.evaluation.folder import quiet
+from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
+from raptr.files import locked, new_file, sha256_of
+from raptr.report.plots import save
+from raptr.train.run import environment
+from raptr.train.safety import StopRequest
+
+NAME = "fewshot"
+SHOTS = (1, 5)
+BATCH = 16
+
+
+@final
+@dataclass(frozen=True)
+class Judged:
+    """What came out; `record` is None where no job is finished."""
+
+    folder: Path
+    record: dict[str, Any] | None
+    finished: int
+    planned: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop before the last job."""
+        return self.finished < self.planned
+
+
+@final
+@dataclass(frozen=True)
+class _Job:
+    """A model with one attention on one task with so many exemplars."""
+
+    model: str  # its label
+    attention: Attention
+    task: str
+    shots: int
+    settings: dict[str, Any]
+
+    def path(self, folder: Path) -> Path:
+        return folder / "jobs" / self.model / f"{self.attention}-{self.task}-{self.shots}.json"
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.attention}, {self.task}, {self.shots}-shot"
+
+
+def fewshot(
+    models: Sequence[Path],
+    tasks: Sequence[str],
+    data: Path,
+    out: Path | None = None,
+    *,
+    shots: Sequence[int] = SHOTS,
+    examples: int | None = None,
+    attention: Sequence[str] = (),
+    batch: int = BATCH,
+    device: str = "auto",
+    console: Console | None = None,
+    stop: StopRequest | None = None,
+) -> Judged:
+    """Judge the models on every task and number of exemplars that is not done yet, and write the record.
+
+    `examples` judges so many of each task, the same ones for every model. `attention` is causal or prefix or both;
+    without it, models that were trained with UL2 are judged in both ways, others causally.
+    """
+    console, stop = console or Console(stderr=True), stop or StopRequest()
+    _check(shots, examples, attention, batch)
+    where = find_device(device)
+    names, absent = find_tasks(tasks, data)
+    decoders = _labelled([load_decoder(model, attention) for model in models])
+    folder = out or Path("runs") / NAME / "-".join(decoders)
+    jobs = list(_planned(decoders, names, data, shots, examples, attention))
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", f"{folder} is used by another process; wait for it, or name another --out"):
+        missing = [job for job in jobs if not _done(job, folder)]
+        if missing:
+            with stop.listening(), quiet():
+                _work(missing, decoders, data, folder, examples, batch, where, stop, console)
+        results = [read_json(job.path(folder)) for job in jobs if job.path(folder).is_file()]
+        record = _record(folder, results, decoders, absent, examples) if results else None
+    return Judged(folder, record, len(results), len(jobs))
+
+
+def _check(shots: Sequence[int], examples: int | None, attention: Sequence[str], batch: int) -> None:
+    for count in shots:
+        if count < 0:
+            raise ValueError(f"--shots has {count}; whole numbers from 0 on are allowed")
+    for name, value in (("examples", examples), ("batch", batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}; a whole number from 1 on is allowed")
+    for name in attention:
+        if name not in ATTENTIONS:
+            raise ValueError(f"--attention is {name!r}; {' and '.join(ATTENTIONS)} are allowed")
+
+
+def _labelled(decoders: Sequence[Decoder]) -> dict[str, Decoder]:
+    """The models by their names, with the folder above where two share a name."""
+    count = Counter(decoder.folder.name for decoder in decoders)
+    labelled: dict[str, Decoder] = {}
+    for decoder in decoders:
+        path = decoder.folder.path.resolve()
+        above = (path.parent if path.name == "export" else path).parent.name
+        name = decoder.folder.name if count[decoder.folder.name] == 1 else f"{above}-{decoder.folder.name}"
+        if name in labelled:
+            raise ValueError(f"the models have two folders called {name!r}; give each a name of its own, once")
+        labelled[name] = decoder
+    return labelled
+
+
+def _planned(
+    decoders: dict[str, Decoder],
+    names: Sequence[str],
+    data: Path,
+    shots: Sequence[int],
+    examples: int | None,
+    attention: Sequence[str],
+) -> Iterator[_Job]:
+    """Every job, task by task, so that a command that was stopped has compared all models on some tasks."""
+    shared = {"examples": examples, "seed": SEED, "lm_eval": version("lm-eval")}
+    for name in names:
+        paths = [path for path in sources(name, data) if path is not None]
+        files = {path.name: sha256_of(path) for path in paths}
+        task = {"file": sha256_of(FOLDER / f"{name}.yaml"), "data": files}
+        for count in dict.fromkeys(shots):
+            for label, decoder in decoders.items():
+                model = {"sha256": decoder.folder.fingerprint, "mode": decoder.mode}
+                for how in ATTENTIONS:
+                    if how in (attention or decoder.attentions):
+                        yield _Job(label, how, name, count, {**shared, "model": model, "task": task})
+
+
+def _done(job: _Job, folder: Path) -> bool:
+    """Whether the job's file is there; one with other settings is refused."""
+    path = job.path(folder)
+    if not path.is_file():
+        return False
+    refuse_changed(folder, read_json(path)["settings"], job.settings)
+    return True
+
+
+def _work(
+    jobs: Sequence[_Job],
+    decoders: dict[str, Decoder],
+    data: Path,
+    folder: Path,
+    examples: int | None,
+    batch: int,
+    device: torch.device,
+    stop: StopRequest,
+    console: Console,
+) -> None:
+    """Do the jobs in turn until asked to stop."""
+    weights: dict[str, PreTrainedModel] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        whole = bar.add_task("jobs", total=len(jobs))
+        for number, job in enumerate(jobs):
+            bar.update(whole, completed=number, description=f"{job}, 0 answers")
+            decoder = decoders[job.model]
+            answered = 0
+
+            def count(done: int, job: _Job = job) -> None:
+                nonlocal answered
+                answered += done
+                bar.update(whole, description=f"{job}, {answered:,} answers")
+
+            if job.model not in weights:
+                weights[job.model] = decoder.weights(device)
+            scorer = Scorer(decoder, weights[job.model], job.attention, batch=batch, stop=stop, on_requests=count)
+            try:
+                result = judge(load_task(job.task, data), scorer, job.shots, examples)
+            except Stopped:
+                return
+            except torch.OutOfMemoryError as error:
+                raise ValueError("out of memory on the GPU. Lower --batch.") from error
+            job.path(folder).parent.mkdir(parents=True, exist_ok=True)
+            named = {"model": job.model, "attention": job.attention, "task": job.task, "shots": job.shots}
+            write_json(job.path(folder), {**named, "settings": job.settings, "device": device.type, **result})
+            score = 100 * result["scores"][result["metric"]]
+            console.print(f"{job}: {result['metric']} {score:.1f}", highlight=False, markup=False)
+            if stop.asked:
+                return
+
+
+def _record(
+    folder: Path,
+    results: Sequence[dict[str, Any]],
+    decoders: dict[str, Decoder],
+    absent: Sequence[str],
+    examples: int | None,
+) -> dict[str, Any]:
+    """Write the record over the jobs, and its chart."""
+    models = {
+        label: {"type": one.folder.config.model_type, "sha256": one.folder.fingerprint, "length": one.folder.longest()}
+        for label, one in decoders.items()
+    }
+    record = {
+        "models": models,
+        "examples": examples,
+        "not_run": list(absent),
+        **summed_up(results),
+        "environment": {**environment(), "lm_eval": version("lm-eval")},
+    }
+    write_json(folder / f"{NAME}.json", record)
+    with new_file(folder / f"{NAME}.png") as partial:
+        save(draw(record), partial)
+    return record

@@ -1,0 +1,78 @@
+"""The few-shot tasks by name, and which files of data they read. No torch and no lm-eval.
+
+A task is a file of lm-eval in `tasks/`; `lm-eval --include_path` takes the same files, with the folder of the data as
+`--metadata`. Its first metric is the one that tables show.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raptr.evaluation.reading import file_named
+
+FOLDER = Path(__file__).parent / "tasks"
+SUPERGLUE = ("boolq", "cb", "copa", "rte", "wic", "wsc", "multirc", "record")
+# The paper's twelve tasks in its order; SuperGLUE is one of them, the mean of its eight.
+PAPER = (
+    *("triviaqa", "webqs", "nq_open", "tydiqa", "squadv2", "drop", "coqa", "quac", "lambada", "storycloze"),
+    *("hellaswag", *SUPERGLUE),
+)
+GROUPS = {"paper": PAPER, "superglue": SUPERGLUE}
+TASKS = (*PAPER, "lambada_cloze")
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads `!function a.b` as text."""
+
+
+_Plain.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
+
+
+@cache
+def task_file(name: str) -> Mapping[str, Any]:
+    """What a task's file says, functions by their names."""
+    settings = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_Plain)
+    assert isinstance(settings, dict)
+    return settings
+
+
+def sources(name: str, folder: Path) -> tuple[Path | None, Path | None]:
+    """A task's file of examples and its file of exemplars in a folder; None for one that is missing."""
+    kwargs = task_file(name)["dataset_kwargs"]
+    return file_named(folder, kwargs["files"]), file_named(folder, kwargs.get("exemplars", ()))
+
+
+def find_tasks(names: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+    """The tasks that are asked for, and those of a group that are left out since the folder has no data for them.
+
+    A task that is named itself must have its data.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the tasks' files")
+    found: list[str] = []
+    absent: list[str] = []
+    for name in names:
+        if name not in (*TASKS, *GROUPS):
+            allowed = ", ".join((*GROUPS, *TASKS))
+            raise ValueError(f"--tasks has {name!r}; {allowed} are allowed")
+        for member in GROUPS.get(name, (name,)):
+            if sources(member, folder)[0] is not None:
+                found.append(member)
+            elif member == name:
+                raise ValueError(_missing(member, folder))
+            else:
+                absent.append(member)
+    if not found:
+        raise ValueError(_missing(absent[0], folder))
+    return list(dict.fromkeys(found)), list(dict.fromkeys(absent))
+
+
+def _missing(name: str, folder: Path) -> str:
+    files = task_file(name)["dataset_kwargs"]["files"]
+    return (
+        f"{folder} has no data for the task {name}; {' or '.join(f'{stem}.jsonl' for stem in files)} is expected, "
+        "plain or compressed"
+    )

@@ -1,0 +1,255 @@
+"""The jobs of a few-shot evaluation summed up: rows with intervals and paired differences, a table and a bar chart.
+
+Intervals are over the examples. Differences are to the first model, paired by example, with the same attention. A score
+is called chance where it is not above the best constant answer's by more than its error, also paired by example. Bits
+per byte are those of the gold answers, all bits over all bytes; their errors are those of a ratio.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from raptr.evaluation.fewshot.suite import SUPERGLUE
+from raptr.report.plots import COLOURS, DPI, GREY, INK, WIDTH, clean, legend_below
+from raptr.report.statistics import Mean, mean
+
+AVERAGE = "Avg."
+GROUP = "superglue"
+
+Value = dict[str, float | None]  # a mean and the half-width of its interval
+
+
+def summed_up(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows of the jobs, and the averages over the tasks that all models have finished."""
+    firsts = {(job["attention"], job["task"], job["shots"]): job for job in reversed(jobs)}
+    rows = [_row(job, firsts[job["attention"], job["task"], job["shots"]]) for job in jobs]
+    averages = [average for shots in dict.fromkeys(row["shots"] for row in rows) for average in _averages(rows, shots)]
+    return {"rows": rows, "averages": averages}
+
+
+def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    own, base = job["examples"], first["examples"]
+    sizes = [example["bytes"] for example in own]
+    bits = [example["nats"] / math.log(2) for example in own]
+    other = None if job is first else first["model"]
+    above = _value(mean(example["score"] - example["constant"] for example in own))
+    return {
+        **{key: job[key] for key in ("model", "attention", "task", "shots", "metric", "scores", "constant", "cut")},
+        "n": len(own),
+        "score": _share([example["score"] for example in own]),
+        "chance": above["mean"] <= (above["interval"] or math.inf),  # type: ignore[operator]
+        "bits_per_byte": ratio(bits, sizes),
+        "compared_with": other,
+        "difference": None
+        if other is None
+        else _share([a["score"] - b["score"] for a, b in zip(own, base, strict=True)]),
+        "bits_difference": None
+        if other is None
+        else ratio([a["nats"] / math.log(2) - b["nats"] / math.log(2) for a, b in zip(own, base, strict=True)], sizes),
+    }
+
+
+def _value(found: Mean | None) -> Value:
+    assert found is not None
+    return {"mean": found.mean, "interval": found.interval}
+
+
+def _share(values: Sequence[float]) -> Value:
+    """A mean of scores; where all n are equal, as when all answers are wrong, its error is 3/n (the rule of three)."""
+    found = _value(mean(values))
+    return found if found["interval"] else {**found, "interval": min(1.0, 3 / len(values))}
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Value:
+    """The sum over the sum, with the error of a ratio of means."""
+    whole = sum(numerators) / sum(denominators)
+    size = fmean(denominators)
+    rest = mean((top - whole * bottom) / size for top, bottom in zip(numerators, denominators, strict=True))
+    assert rest is not None
+    return {"mean": whole, "interval": rest.interval}
+
+
+def _averages(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, Any]]:
+    """For every model and attention the mean over SuperGLUE, where there are several of its tasks, and over all.
+
+    SuperGLUE is one task among the others, as in the paper.
+    """
+    here = [row for row in rows if row["shots"] == shots]
+    systems = list(dict.fromkeys((row["model"], row["attention"]) for row in here))
+    by_system = {
+        system: {row["task"]: row for row in here if (row["model"], row["attention"]) == system} for system in systems
+    }
+    shared = [task for task in by_system[systems[0]] if all(task in own for own in by_system.values())]
+    members = [task for task in shared if task in SUPERGLUE]
+    grouped = members if len(members) > 1 else []
+    made = []
+    for (model, attention), own in by_system.items():
+        values = {
+            key: [own[task][key] for task in shared if task not in grouped]
+            for key in ("score", "difference", "bits_per_byte", "bits_difference")
+        }
+        common = {"model": model, "attention": attention, "shots": shots}
+        if grouped:
+            group = {key: _together(own[task][key] for task in grouped) for key in values}
+            made.append({**common, "name": GROUP, "tasks": grouped, **group})
+            values = {key: [*listed, group[key]] for key, listed in values.items()}
+        if len(values["score"]) > 1:
+            whole = {key: _together(listed) for key, listed in values.items()}
+            made.append({**common, "name": AVERAGE, "tasks": shared, **whole})
+    return made
+
+
+def _together(values: Iterable[Value | None]) -> Value | None:
+    """The mean of independent values; None where one is missing."""
+    listed = list(values)
+    if not listed or any(value is None for value in listed):
+        return None
+    means = [value["mean"] or 0.0 for value in listed if value is not None]
+    intervals = [value["interval"] for value in listed if value is not None]
+    known = [interval for interval in intervals if interval is not None]
+    error = math.sqrt(math.fsum(x * x for x in known)) / len(listed) if len(known) == len(listed) else None
+    return {"mean": fmean(means), "interval": error}
+
+
+def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """A model, with its attention where the record has several."""
+    several = len({one["attention"] for one in record["rows"]}) > 1
+    return f"{row['model']}, {row['attention']}" if several else str(row["model"])
+
+
+def rich_tables(record: Mapping[str, Any]) -> Group:
+    """The record for the terminal: a table for each number of exemplars, in percent."""
+    tables = [_table(record, shots) for shots in dict.fromkeys(row["shots"] for row in record["rows"])]
+    return Group(*tables, Text(" ".join(notes(record))))
+
+
+def _table(record: Mapping[str, Any], shots: int) -> Table:
+    rows = [row for row in record["rows"] if row["shots"] == shots]
+    compared = any(row["compared_with"] for row in rows)
+    first = next((row["compared_with"] for row in rows if row["compared_with"]), "")
+    table = Table(title=Text(f"{shots}-shot"))
+    for heading in ("task", "metric", "n", "model"):
+        table.add_column(heading, justify="right" if heading == "n" else "left", overflow="fold")
+    versus = [f"to {escape(first)}"] if compared else []
+    for title in ("score, %", *versus, "constant", "", "bits/byte", *versus):
+        table.add_column(title, justify="left" if title == "" else "right", overflow="fold")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        for place, row in enumerate(row for row in rows if row["task"] == task):
+            named = (task, row["metric"], f"{row['n']:,}") if place == 0 else ("", "", "")
+            constant = 100 * row["constant"]["scores"][row["metric"]]
+            table.add_row(
+                *named,
+                Text(label(record, row)),
+                _percent(row["score"]),
+                *([_percent(row["difference"], "+")] if compared else []),
+                f"{constant:.1f}" if place == 0 else "",
+                "chance" if row["chance"] else "",
+                _plain(row["bits_per_byte"]),
+                *([_plain(row["bits_difference"], "+")] if compared else []),
+            )
+        table.add_section()
+    for name in (GROUP, AVERAGE):
+        for place, row in enumerate(_named(record, name, shots)):
+            table.add_row(
+                *((name, "mean", "") if place == 0 else ("", "", "")),
+                Text(label(record, row)),
+                _percent(row["score"]),
+                *([_percent(row["difference"], "+")] if compared else []),
+                *("", ""),
+                _plain(row["bits_per_byte"]),
+                *([_plain(row["bits_difference"], "+")] if compared else []),
+            )
+        table.add_section()
+    return table
+
+
+def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str, Any]]:
+    return [row for row in record["averages"] if (row["name"], row["shots"]) == (name, shots)]
+
+
+def _percent(value: Value | None, sign: str = "") -> str:
+    if value is None:
+        return "–"
+    error = "" if value["interval"] is None else f" ± {100 * value['interval']:.1f}"
+    return f"{100 * (value['mean'] or 0.0):{sign}.1f}{error}"
+
+
+def _plain(value: Value | None, sign: str = "") -> str:
+    if value is None:
+        return "–"
+    error = "" if value["interval"] is None else f" ± {value['interval']:.3f}"
+    return f"{value['mean']:{sign}.3f}{error}"
+
+
+def notes(record: Mapping[str, Any]) -> list[str]:
+    """What must be known about the table."""
+    rows = record["rows"]
+    said = ["± is a 95% interval over the examples; differences are paired by example."]
+    lucky = sum(row["chance"] for row in rows)
+    if lucky:
+        which = "All" if lucky == len(rows) else f"{lucky} of {len(rows)}"
+        said.append(
+            f"{which} scores are at chance: not above the best constant answer by more than their error. Bits per byte "
+            "of the gold answers still tell models apart."
+        )
+    if any(row["cut"] for row in rows):
+        worst: dict[str, Mapping[str, Any]] = {}
+        for row in rows:
+            if row["cut"] > worst.get(row["task"], {"cut": 0})["cut"]:
+                worst[row["task"]] = row
+        cuts = [f"{task} {row['cut']:,} of {row['n']:,} ({row['shots']}-shot)" for task, row in worst.items()]
+        said.append(f"Prompts longer than the model's sequences lost their beginning: {', '.join(cuts)}.")
+    if record["not_run"]:
+        said.append(f"Not run, since the folder has no data for them: {', '.join(record['not_run'])}.")
+    return said
+
+
+def draw(record: Mapping[str, Any]) -> Figure:
+    """For each number of exemplars the scores, and beside them bits per byte; whiskers are intervals."""
+    shots = list(dict.fromkeys(row["shots"] for row in record["rows"]))
+    size = (WIDTH / DPI, (120 + 330 * len(shots)) / DPI)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    panels = figure.subplots(len(shots), 2, squeeze=False)
+    names = list(dict.fromkeys(label(record, row) for row in record["rows"]))
+    for (left, right), count in zip(panels, shots, strict=True):
+        rows = [row for row in record["rows"] if row["shots"] == count]
+        means = [*_named(record, GROUP, count), *_named(record, AVERAGE, count)]
+        _bars(left, record, [*rows, *means], names, "score", 100)
+        _bars(right, record, rows, names, "bits_per_byte", 1)
+        left.set_ylabel(f"{count}-shot score, percent", color=INK, fontsize=9)
+        right.set_ylabel(f"{count}-shot bits per byte", color=INK, fontsize=9)
+    handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], marker="s", linestyle="none") for i in range(len(names))]
+    legend_below(figure, handles, names, min(4, len(names)))
+    title = "Few-shot tasks; whiskers are 95% intervals, dashes the best constant answer"
+    figure.suptitle(title, fontsize=10, color=INK)
+    return figure
+
+
+def _bars(
+    axes: Axes, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: str, unit: int
+) -> None:
+    clean(axes)
+    tasks = list(dict.fromkeys(row.get("task", row.get("name")) for row in rows))
+    width = 0.8 / len(names)
+    for row in rows:
+        place, name = tasks.index(row.get("task", row.get("name"))), names.index(label(record, row))
+        x = place + (name - (len(names) - 1) / 2) * width
+        value = row[key]
+        axes.bar(x, unit * value["mean"], width=width, color=COLOURS[name % len(COLOURS)], alpha=0.8)
+        if value["interval"] is not None:
+            axes.errorbar(x, unit * value["mean"], yerr=unit * value["interval"], color=INK, capsize=2, linewidth=0.8)
+        if key == "score" and "constant" in row:
+            constant = unit * row["constant"]["scores"][row["metric"]]
+            axes.plot([place - 0.45, place + 0.45], [constant] * 2, color=GREY, linestyle="--", linewidth=1.0)
+    axes.set_xticks(np.arange(len(tasks)), tasks, rotation=45, ha="right", fontsize=7, parse_math=False)
+    axes.set_ylim(bottom=0)
