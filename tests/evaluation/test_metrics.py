@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raptr.evaluation.metrics import METRICS, accuracy, matthews, pearson, score, spearman
+from raptr.evaluation.metrics import METRICS, accuracy, binary_f1, macro_f1, matthews, pearson, score, spearman
 
 
 def test_values_of_the_documentation_of_scikit_learn_and_scipy() -> None:
@@ -59,3 +59,16 @@ def test_the_one_number_of_stsb_is_the_mean_of_both_correlations() -> None:
     scores = score(["pearson-spearman", "pearson", "spearman"], [1, 2, 3, 9], [1, 3, 2, 9])
     assert scores["pearson"] != pytest.approx(scores["spearman"])
     assert scores["pearson-spearman"] == pytest.approx((scores["pearson"] + scores["spearman"]) / 2)
+
+
+def test_f1_is_scikit_learns() -> None:
+    reference = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(0)
+    for size in (1, 5, 40):
+        targets, predictions = random.integers(0, 3, size), random.integers(0, 3, size)
+        assert macro_f1(targets, predictions) == pytest.approx(
+            reference.f1_score(targets, predictions, average="macro")
+        )
+        assert binary_f1(targets == 1, predictions == 1) == pytest.approx(
+            reference.f1_score(targets == 1, predictions == 1, zero_division=0)
+        )

@@ -53,9 +53,10 @@ def _documents(path: Path, reader: str, rows: Iterable[tuple[int, Row]]) -> list
     for number, row in rows:
         try:
             documents += READERS[reader](row)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path}, line {number}: not a row of this task ({what})") from error
+        except KeyError as error:
+            raise ValueError(f"{path}, line {number}: {error} is missing; found {', '.join(row)}") from error
+        except (IndexError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: not a row of this task ({error})") from error
     return documents
 
 
@@ -64,9 +65,9 @@ def _labelled(row: Row, fields: Sequence[str], labels: Sequence[str]) -> list[Do
     label = row["label"]
     if isinstance(label, bool):
         label = str(label).lower()
+    if (isinstance(label, str) and label not in labels) or (isinstance(label, int) and not 0 <= label < len(labels)):
+        raise ValueError(f"label is {label!r}; {', '.join(labels)} are allowed")
     number = labels.index(label) if isinstance(label, str) else int(label)
-    if not 0 <= number < len(labels):
-        raise ValueError(f"label is {label}")
     return [{**{field: row[field] for field in fields}, "label": number}]
 
 

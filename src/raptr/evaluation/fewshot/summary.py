@@ -42,12 +42,13 @@ def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
     sizes = [example["bytes"] for example in own]
     bits = [example["nats"] / math.log(2) for example in own]
     other = None if job is first else first["model"]
-    above = _value(mean(example["score"] - example["constant"] for example in own))
+    above = mean(example["score"] - example["constant"] for example in own)
+    assert above is not None
     return {
         **{key: job[key] for key in ("model", "attention", "task", "shots", "metric", "scores", "constant", "cut")},
         "n": len(own),
         "score": _share([example["score"] for example in own]),
-        "chance": above["mean"] <= (above["interval"] or math.inf),  # type: ignore[operator]
+        "chance": above.interval is None or above.mean <= above.interval,
         "bits_per_byte": ratio(bits, sizes),
         "compared_with": other,
         "difference": None
