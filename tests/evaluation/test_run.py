@@ -23,8 +23,10 @@ from raptr.evaluation.encoder import load_encoder, tokenize
 from raptr.evaluation.run import Finetuned, finetune
 from raptr.evaluation.tuning import Recipe, Tuning, padded
 from raptr.models.export import save
+from raptr.report.runs import read_scores
 from raptr.train.config import Config
 from raptr.train.loop import pretrain
+from raptr.train.workers import Workers
 from tests.commands import call
 from tests.evaluation.tiny import make_bert, make_task, opinions, shuffled, stock_tokenizer, write_jsonl
 
@@ -200,6 +202,31 @@ def test_a_killed_command_goes_on(bert: Path, little: Path, tmp_path: Path, monk
     assert json.loads((out / "finetune.json").read_text())["rows"][0]["seeds"] == len(kept) + 1
 
 
+def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
+    tuned(bert, little, tmp_path / "one", rates=[RATE], seeds=2)
+    tuned(bert, little, tmp_path / "two", rates=[RATE], seeds=2, jobs=2)
+    assert results(tmp_path / "two") == results(tmp_path / "one")
+    assert len(results(tmp_path / "two")) == 2
+
+
+def test_several_at_once_stop_when_asked(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(batch=1, epochs=100_000)
+    submit, submitted = Workers.submit, []
+
+    def submit_and_stop(self: Workers, *arguments: Any) -> Any:
+        submitted.append(arguments)
+        if len(submitted) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(Workers, "submit", submit_and_stop)
+    keys: dict[str, Any] = {"recipe": recipe, "rates": [RATE, 2 * RATE], "seeds": 1, "jobs": 2, "console": QUIET}
+    done = finetune(bert, "sst2", little, tmp_path, device="cpu", **keys)
+    assert (done.finished, done.planned, done.record) == (0, 2, None)
+
+
 def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {
         "model": {"size": "tiny", "layers": 2, "width": 16, "heads": 4, "head_size": 4, "mlp": 16},
@@ -216,6 +243,9 @@ def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkey
     assert done.folder == Path("runs/finetune/hamlet-sst2")
     assert done.record is not None
     assert done.record["model"]["type"] == "roberta-prelayernorm"
+    noted = read_scores(run)["SST-2"]
+    assert noted["score"] == best(done.record)["means"]["accuracy"]
+    assert noted["constant"] == done.record["baseline"]["accuracy"]
     made = (run / "export" / "model.safetensors").stat().st_mtime_ns
     again = finetune(run / "export", "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
     assert (again.folder, again.record) == (done.folder, done.record)
@@ -298,6 +328,7 @@ def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path,
         ({"rates": [float("nan")]}, r"--rate is nan"),
         ({"rates": [2.0]}, r"--rate is 2\.0"),
         ({"seeds": 0}, r"--seeds is 0"),
+        ({"jobs": 0}, r"--jobs is 0"),
         ({"device": "tpu"}, r"--device is 'tpu'"),
         ({"device": "cuda"}, r"--device is cuda.*no GPU"),
     ],

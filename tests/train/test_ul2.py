@@ -349,7 +349,9 @@ def test_the_exported_tokenizer_reads_modes_and_sentinels(card: dict[str, Any], 
 
 
 def test_the_card_names_the_denoisers_that_were_trained(trained: Path, text: TokenStore, tmp_path: Path) -> None:
-    assert f"\n| denoisers | {', '.join(STANDARD)} |\n" in (trained / "export" / "README.md").read_text()
+    card = (trained / "export" / "README.md").read_text()
+    assert f"\n| denoisers | {', '.join(STANDARD)} |\n" in card
+    assert "ul2" in yaml.safe_load(card.split("---")[1])["tags"]  # what judges of exports look for
     mixture = {"R-3-0.15": 2, "S": 2, "X-8-0.5": 0}
     chosen = config(objective={"mixture": mixture}, data={"source": str(text.path)}, train={"steps": 4})
     folder = pretrain(chosen, tmp_path / "run", console=QUIET, export=True).model

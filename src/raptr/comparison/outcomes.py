@@ -27,6 +27,7 @@ class Outcome:
     seconds: float | None  # None: others ran beside it
     curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
     domains: Mapping[str, float] = field(default_factory=dict)  # the final loss on each domain, where there are several
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column, where it was judged
 
 
 def read_note(folder: Path) -> dict[str, Any] | None:

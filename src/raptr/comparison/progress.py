@@ -7,13 +7,13 @@ one with the same configuration and the same data, whatever its label there.
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 from rich.console import Console
 
-from raptr.comparison.outcomes import OUTCOME, RUNS, read_finished, read_note
+from raptr.comparison.outcomes import OUTCOME, RUNS, Outcome, read_finished, read_note
 from raptr.comparison.record import (
     Finished,
     Key,
@@ -26,8 +26,11 @@ from raptr.comparison.record import (
 )
 from raptr.comparison.search import wanted
 from raptr.comparison.spec import Comparison, PlannedRun
+from raptr.comparison.table import best_peak
+from raptr.comparison.tasks import has_model, judge
 from raptr.files import write_text
 from raptr.train.diverged import Diverged
+from raptr.train.exporting import export
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
 from raptr.train.safety import StopRequest
@@ -46,6 +49,7 @@ class Task:
     data: str  # the fingerprint
     jobs: int
     keep_models: bool
+    keep_export: bool = False
 
     @property
     def state(self) -> str:
@@ -65,6 +69,11 @@ class Task:
             diverged = error.step
             console.print(f"diverged in step {diverged}", highlight=False)
         outcome = {"diverged": diverged, "data": self.data, "jobs": self.jobs}
+        if self.keep_export and diverged is None:
+            try:
+                export(self.folder)
+            except ValueError as error:  # a model that no stock class can hold
+                console.print(f"no export was kept: {error}", highlight=False, markup=False)
         write_text(self.folder / OUTCOME, json.dumps(outcome) + "\n")
         if not self.keep_models:
             shutil.rmtree(RunFolder(self.folder).checkpoints, ignore_errors=True)
@@ -143,7 +152,15 @@ class Progress:
             self._wanted = self._search()
         runs = self._wanted
         return [
-            Task(run, self._folder(run), f"{number} of {len(runs)}", self._fingerprint, self.jobs, self._keep)
+            Task(
+                run,
+                self._folder(run),
+                f"{number} of {len(runs)}",
+                self._fingerprint,
+                self.jobs,
+                self._keep,
+                bool(self.comparison.evaluate),
+            )
             for number, run in enumerate(runs, start=1)
         ]
 
@@ -178,6 +195,36 @@ class Progress:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
         return made
+
+    def judge(self, stop: StopRequest, console: Console) -> bool:
+        """Judge every entry's runs at its best learning rate by the tasks; whether that came to its end."""
+        best = self._best()
+        for task in self.tasks():
+            run = task.run
+            if best[run.entry.label] != run.peak or self._finished[run.key].outcome.loss is None:
+                continue
+            if not has_model(task.folder):
+                if not self._finished[run.key].outcome.scores:
+                    console.print(f"not judged by tasks, since its model was not kept: {run}", markup=False)
+                continue
+            console.print(f"judging {run}", highlight=False, markup=False)
+            scores = judge(
+                self.comparison.evaluate, task.folder, run.config, jobs=self.jobs, stop=stop, console=console
+            )
+            if scores is None:
+                return False
+            found = self._finished[run.key]
+            self._finished[run.key] = replace(found, outcome=replace(found.outcome, scores=scores))
+            if self.continued:
+                self.write()
+        return True
+
+    def _best(self) -> dict[str, float | None]:
+        """The best learning rate of each entry."""
+        by_label: dict[str, dict[float, list[Outcome]]] = {}
+        for run in self._finished.values():
+            by_label.setdefault(run.outcome.label, {}).setdefault(run.outcome.peak, []).append(run.outcome)
+        return {label: best_peak(by_peak) for label, by_peak in by_label.items()}
 
     def _search(self) -> list[PlannedRun]:
         return wanted(self.comparison, [run.outcome for run in self._finished.values()])

@@ -11,9 +11,10 @@ from raptr.comparison.plot import draw
 from raptr.comparison.progress import NAME
 from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.spec import FULL, REDUCED
-from raptr.comparison.table import Row, finals, markdown, notes, rich_table, timed
+from raptr.comparison.table import Row, finals, markdown, notes, rich_table, tasks_markdown, timed
 from raptr.files import write_text
 from raptr.report.plots import save
+from raptr.report.scores import Scored, draw_scores
 
 MACHINE = ("processor", "gpu", "threads")
 
@@ -21,12 +22,35 @@ MACHINE = ("processor", "gpu", "threads")
 def redraw(record: Mapping[str, Any], out: Path) -> None:
     """Make the page and the plot of a comparison's record."""
     save(picture(record), out / f"{NAME}.png")
+    if any(row.scores for row in read_rows(record)):
+        save(tasks_picture(record), out / f"{NAME}-tasks.png")
     write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
 
 def picture(record: Mapping[str, Any]) -> Any:
     """The figure of a comparison's record."""
     return draw(read_rows(record), read_outcomes(record), record["full_flops"], full=FULL, reduced=REDUCED)
+
+
+def tasks_picture(record: Mapping[str, Any]) -> Any:
+    """The scores on tasks, and the losses against their average."""
+    models = [
+        Scored(row.label, row.loss.mean, row.scores, _constants(record, row.label))
+        for row in finals(read_rows(record))
+        if row.scores and row.loss is not None
+    ]
+    return draw_scores(models, "the seeds")
+
+
+def _constants(record: Mapping[str, Any], label: str) -> dict[str, float]:
+    judged = [run for run in read_outcomes(record) if run.label == label and run.scores]
+    return {name: cell["constant"] for name, cell in judged[0].scores.items()} if judged else {}
+
+
+def _errors(record: Mapping[str, Any], label: str) -> dict[str, float]:
+    """The half-width of each score's interval in one run's evaluation."""
+    judged = [run for run in read_outcomes(record) if run.label == label and run.scores]
+    return {name: cell.get("interval") or 0.0 for name, cell in judged[0].scores.items()} if judged else {}
 
 
 def shown(record: Mapping[str, Any]) -> Group:
@@ -47,6 +71,9 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     parts.append(f"FLOPs are the whole model's, relative to full training over all its steps; {times}.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
     parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
+    if any(row.scores for row in table):
+        parts += ["## Judged by tasks", tasks_markdown(finals(table)).rstrip(), _constant_answers(record)]
+        parts.append(f"![scores on tasks, and their average against the held-out loss]({NAME}-tasks.png)")
     if len(table) > len(finals(table)):
         chosen = "The best learning rate of an entry is chosen by these same losses, on the seeds that all rates have."
         parts += ["## Every learning rate", chosen, markdown(table).rstrip()]
@@ -54,6 +81,26 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     written = yaml.safe_dump(dict(record["comparison"]), sort_keys=False, allow_unicode=True).rstrip()
     parts += ["## What was asked", f"```yaml\n{written}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _constant_answers(record: Mapping[str, Any]) -> str:
+    """What the best constant answers score, and which entries are no better."""
+    said = ["Scores are percent, means over the seeds with 95% intervals."]
+    for row in finals(read_rows(record)):
+        constants = _constants(record, row.label)
+        if constants and len(said) == 1:
+            listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in constants.items())
+            said.append(f"The best constant answer scores: {listed}.")
+        errors = _errors(record, row.label)
+        low = [
+            name
+            for name, value in constants.items()
+            if name in row.scores
+            and row.scores[name].mean - max(row.scores[name].interval or 0.0, errors[name]) <= value
+        ]
+        if low:
+            said.append(f"At chance, not above the constant answer: {row.label} on {', '.join(low)}.")
+    return " ".join(said)
 
 
 def _where(environments: Sequence[Mapping[str, Any]]) -> str:

@@ -6,25 +6,17 @@
 A run that is finished is not run again and one that was stopped goes on, so the same command continues a comparison
 that was stopped or killed. A run that diverges is recorded as such and the comparison goes on.
 
-Several runs at once are processes of their own. Each holds one end of a pipe whose other end is the parent's alone:
-when the parent closes it, or is gone, they save and leave.
+Several runs at once are processes of their own, which save and leave when this one asks them to, or is gone.
 """
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress as Bar
@@ -35,11 +27,7 @@ from raptr.comparison.spec import FULL, read_comparison, read_file
 from raptr.data import TokenStore
 from raptr.train.loop import open_data
 from raptr.train.safety import StopRequest, locked
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Lock as SharedLock
-
-PATIENCE = 0.5  # seconds between looks at whether to stop
+from raptr.train.workers import PATIENCE, Workers
 
 
 @dataclass(frozen=True)
@@ -126,12 +114,14 @@ def compare_all(
             if record is not None and whole:
                 redraw(record, progress.out)
         for progress in all_progress:
+            asked_tasks = bool(progress.comparison.evaluate) and not stop.asked and not progress.unfinished()
+            judged = progress.judge(stop, console) if asked_tasks else not progress.comparison.evaluate
             record = progress.write()
             if record is not None:
                 redraw(record, progress.out)
             table = None if record is None else shown(record)
             finished, planned = progress.finished, progress.planned
-            compared.append(Compared(progress.out, finished, planned, table, stopped=finished < planned))
+            compared.append(Compared(progress.out, finished, planned, table, stopped=finished < planned or not judged))
     return compared
 
 
@@ -168,71 +158,30 @@ def _at_once(all_progress: Sequence[Progress], stop: StopRequest, console: Conso
     if first is None:
         return
     jobs, device = first[0].jobs, first[1].run.config.train.resolve_device()
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    ear, mouth = context.Pipe(duplex=False)
-    given = (ear, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
-    with (
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given) as pool,
-        Bar(console=console) as bar,
-    ):
+    with Workers(jobs, device) as workers, Bar(console=console) as bar:
         shown = bar.add_task("runs", total=None)
         running: dict[Future[None], tuple[Progress, Task]] = {}
         submitted: set[Path] = set()
 
         def submit() -> None:
-            # Processes start here and inherit this: Ctrl-C is for the parent alone to hear.
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             fresh = (one for one in _waiting(all_progress) if one[1].folder not in submitted)
             # No more than can run at once: a run that is wanted later may belong before those that are wanted now.
             for one in islice(fresh, jobs - len(running)):
                 submitted.add(one[1].folder)
-                running[pool.submit(_make, one[1])] = one
-            signal.signal(signal.SIGINT, before)
+                running[workers.submit(_make, one[1])] = one
 
         submit()
-        try:
-            while running and not stop.asked:
-                for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
-                    progress, task = running.pop(future)
-                    future.result()
-                    said = f"{_named(progress, all_progress)}run {task.place} {task.state}: {escape(str(task.run))}"
-                    bar.console.print(said, highlight=False)
-                    submit()
-                    counted = [(one.finished, one.planned) for one in all_progress]
-                    bar.update(shown, completed=sum(n for n, _ in counted), total=sum(n for _, n in counted))
-                    yield progress, task
-        except BrokenProcessPool:
-            raise ValueError(
-                f"jobs is {jobs}, but one of the processes ended before its time (killed, perhaps for want of memory; "
-                "or jobs came from a script without `if __name__ == '__main__':`); the same command goes on, with "
-                "fewer jobs if need be"
-            ) from None
-        finally:
-            mouth.close()
-            pool.shutdown(wait=False, cancel_futures=True)
+        while running and not stop.asked:
+            for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
+                progress, task = running.pop(future)
+                future.result()
+                said = f"{_named(progress, all_progress)}run {task.place} {task.state}: {escape(str(task.run))}"
+                bar.console.print(said, highlight=False)
+                submit()
+                counted = [(one.finished, one.planned) for one in all_progress]
+                bar.update(shown, completed=sum(n for n, _ in counted), total=sum(n for _, n in counted))
+                yield progress, task
 
 
-_asked, _busy = StopRequest(), Lock()  # of a process that makes runs for another
-
-
-def _start(ear: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
-    torch.set_num_threads(threads)
-    Thread(target=_listen, args=(ear,), daemon=True).start()
-    with turn:
-        torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
-
-
-def _listen(ear: Connection) -> None:
-    ear.poll(None)  # returns when the other end is closed
-    _asked.asked = True
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()  # a parent that is there waits for this process, which ends here
-    with _busy:
-        os._exit(1)
-
-
-def _make(task: Task) -> None:
-    with _busy:
-        if not _asked.asked:
-            task.train(_asked, Console(quiet=True))
+def _make(stop: StopRequest, task: Task) -> None:
+    task.train(stop, Console(quiet=True))

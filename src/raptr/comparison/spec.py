@@ -8,6 +8,7 @@
     tune: [0]                         optional: the seeds on which learning rates are compared; others run at the best
     widen: true                       optional: extend a grid by factors of two until its best rate lies inside
     flops: 0.75                       optional: every entry gets this fraction of full training's FLOPs
+    evaluate: {...}                   optional: judge the models by tasks; see tasks.py
     entries:                          a method each, as under `method` in config.yaml
       full: {name: full}
       raptr: {name: raptr, schedule: 6-8-10-12}
@@ -35,6 +36,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
+from raptr.comparison.tasks import Evaluate, read_evaluate
 from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, read
@@ -97,6 +99,7 @@ class Comparison:
     widen: bool
     full_flops: float
     fraction: float | None
+    evaluate: Evaluate = field(default_factory=Evaluate)
 
     @property
     def count(self) -> int:
@@ -143,6 +146,7 @@ class _Spec:
     tune: tuple[int, ...] | None = None
     widen: bool = False
     flops: float | None = None
+    evaluate: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -201,6 +205,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
         widen=spec.widen,
         full_flops=full.flops,
         fraction=fraction if shorter else None,
+        evaluate=read_evaluate(spec.evaluate, base),
     )
     for entry in comparison.entries:  # a bad seed or learning rate is refused before anything runs
         for peak in entry.peaks:

@@ -10,7 +10,7 @@ import html
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.comparison.outcomes import Outcome
+from raptr.report.scores import AVERAGE
 from raptr.report.statistics import Mean, mean
 from raptr.report.units import duration
 
@@ -40,6 +41,7 @@ class Row:
     to_reduced: Mean | None
     best: bool
     edge: bool  # the best learning rate is the lowest or the highest that was tried
+    scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average
 
 
 def rows(
@@ -50,6 +52,7 @@ def rows(
     best = {label: best_peak(by_peak) for label, by_peak in table.items()}
     references = {label: table[label][peak] for label in (full, reduced) if (peak := best.get(label)) is not None}
     full_seconds = _seconds(references.get(full, ()))
+    columns = score_columns(outcomes)
     made = []
     for label, by_peak in table.items():
         for peak, runs in by_peak.items():
@@ -70,9 +73,26 @@ def rows(
                     to_reduced=None if label == reduced else difference(runs, references.get(reduced, ())),
                     best=peak == best[label],
                     edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
+                    scores=_scores(runs, columns),
                 )
             )
     return made
+
+
+def score_columns(outcomes: Iterable[Outcome]) -> list[str]:
+    """The tasks on which every run was judged that was judged on any."""
+    judged = [run.scores for run in outcomes if run.scores]
+    return [name for name in judged[0] if all(name in scores for scores in judged)] if judged else []
+
+
+def _scores(runs: Sequence[Outcome], columns: Sequence[str]) -> dict[str, Mean]:
+    """The mean over seeds on each task, and of the seeds' averages."""
+    judged = [[run.scores[name]["score"] for name in columns] for run in runs if run.scores]
+    means = (
+        {name: mean(values) for name, values in zip(columns, zip(*judged, strict=True), strict=True)} if judged else {}
+    )
+    means |= {AVERAGE: mean(fmean(values) for values in judged)} if len(columns) > 1 and judged else {}
+    return {name: found for name, found in means.items() if found is not None}
 
 
 def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
@@ -106,7 +126,15 @@ class _Column:
 
 def markdown(table: Sequence[Row]) -> str:
     """The rows as a Markdown table; what a label has of Markdown's and HTML's signs is shown as it stands."""
-    columns = _columns(table)
+    return _markdown(table, _columns(table))
+
+
+def tasks_markdown(table: Sequence[Row]) -> str:
+    """The rows' scores on tasks as a Markdown table."""
+    return _markdown(table, _task_columns(table))
+
+
+def _markdown(table: Sequence[Row], columns: Sequence[_Column]) -> str:
     lines = [
         [column.heading for column in columns],
         ["---" if column.text else "---:" for column in columns],
@@ -121,15 +149,21 @@ def escaped(text: str) -> str:
 
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
-    """The rows as a table for the terminal, and what must be known about it."""
+    """The rows as a table for the terminal, their scores on tasks as another, and what must be known about them."""
+    judged = (
+        [_rich(table, _task_columns(table), "Scores on tasks, percent")] if any(row.scores for row in table) else []
+    )
+    return Group(_rich(table, _columns(table), title), *judged, Text(caption))
+
+
+def _rich(table: Sequence[Row], columns: Sequence[_Column], title: str) -> Table:
     made = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = _columns(table)
     for column in columns:
         justify: Literal["left", "right"] = "left" if column.text else "right"
         made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
     for row in table:
         made.add_row(*(Text(column.cell(row)) for column in columns))
-    return Group(made, Text(caption))
+    return made
 
 
 def notes(table: Sequence[Row]) -> list[str]:
@@ -175,6 +209,23 @@ def _columns(table: Sequence[Row]) -> list[_Column]:
     unused = set() if any(row.to_reduced for row in table) else {"to reduced"}
     unused |= set() if timed(table) else {"time", "ratio"}
     return [column for column in columns if column.heading not in unused]
+
+
+def _task_columns(table: Sequence[Row]) -> list[_Column]:
+    """As in the paper: what an entry cost, its loss, its score on each task, and their average."""
+    names = next((list(row.scores) for row in table if row.scores), [])
+    return [
+        _Column("entry", lambda row: row.label, text=True),
+        _Column("FLOPs", lambda row: _fixed(row.flops, 3)),
+        _Column("held-out loss", _loss),
+        *(_Column(name, lambda row, name=name: _percent(row.scores.get(name))) for name in names),  # type: ignore[misc]
+    ]
+
+
+def _percent(value: Mean | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value.mean:.1f}" + ("" if value.interval is None else f" ± {100 * value.interval:.1f}")
 
 
 def _at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:

@@ -39,6 +39,7 @@ def finetune(
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label. [default: looked for]")] = None,
     dev: Annotated[str | None, typer.Option(help="The dev file, such as dev_mismatched. [default: looked for]")] = None,
+    jobs: Annotated[int, typer.Option(help="Fine-tunings at once, for models too small to fill a GPU.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Judge an encoder by a task: fine-tune it at several learning rates and seeds, and score it on the dev set.
@@ -67,6 +68,7 @@ def finetune(
             label=label,
             dev=dev,
             device=device,
+            jobs=jobs,
             console=console,
         )
     if done.record is not None:

@@ -6,7 +6,9 @@ OUT/finetune.json, .png     the record over all jobs, and its chart
 """
 
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -16,17 +18,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from raptr.evaluation.encoder import Encoder, load_encoder
 from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import as_json, draw, rows
-from raptr.evaluation.tasks import find_task
+from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, Tuning, constant_answer
 from raptr.files import locked, new_file
 from raptr.report.plots import save
 from raptr.train.run import environment
 from raptr.train.safety import StopRequest
+from raptr.train.workers import PATIENCE, Workers
 
 NAME = "finetune"
 SEEDS = 3
+NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
 
 
 @final
@@ -58,13 +63,14 @@ def finetune(
     label: str | None = None,
     dev: str | None = None,
     device: str = "auto",
+    jobs: int = 1,
     console: Console | None = None,
     stop: StopRequest | None = None,
 ) -> Finetuned:
     """Fine-tune the encoder at every rate and seed that is not done yet, and write the record.
 
     `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
-    `rates` the encoder's width decides (`Encoder.rates`).
+    `rates` the encoder's width decides (`Encoder.rates`). `jobs` fine-tunings are made at once, each in a process.
     """
     console, stop, recipe = console or Console(stderr=True), stop or StopRequest(), recipe or Recipe()
     found = find_task(task)
@@ -74,6 +80,8 @@ def finetune(
             raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}; a whole number from 1 on is allowed")
+    if jobs < 1:
+        raise ValueError(f"--jobs is {jobs}; a whole number from 1 on is allowed")
     examples = read_task(found, data, texts=texts, label=label, dev=dev)
     encoder = load_encoder(model)
     folder = out or Path("runs") / NAME / f"{encoder.folder.name}-{found.name}"
@@ -84,8 +92,14 @@ def finetune(
         missing = [key for key in planned if _read(folder, key) is None]
         if missing:
             with stop.listening():
-                _work(Tuning(encoder, examples, recipe, where), folder, missing, stop, console)
+                if min(jobs, len(missing)) == 1:
+                    _work(Tuning(encoder, examples, recipe, where), folder, missing, stop, console)
+                else:
+                    source = _Source(encoder.folder.path, found.name, data, tuple(texts), label, dev, recipe, where)
+                    _work_at_once(source, folder, missing, min(jobs, len(missing)), stop, console)
         record = _record(folder, settings, examples)
+        if record is not None:
+            _note(encoder, found, record)
         done = [key for key in planned if _read(folder, key) is not None]
     return Finetuned(folder, record, len(done), len(planned))
 
@@ -100,12 +114,66 @@ def _work(tuning: Tuning, folder: Path, keys: Sequence[tuple[float, int]], stop:
             try:
                 result = tuning.run(rate, seed, stop, lambda: bar.advance(whole))
             except torch.OutOfMemoryError as error:
-                raise ValueError("out of memory on the GPU. Lower --batch or --length.") from error
+                raise ValueError(NO_MEMORY) from error
             if result is None:
                 return
-            write_json(_path(folder, (rate, seed)), result)
+            _keep(folder, result, console)
             bar.update(whole, completed=tuning.steps * number)  # a job that diverged ends early
-            console.print(f"rate {rate:g}, seed {seed}: {_reached(result)}", highlight=False, markup=False)
+
+
+@final
+@dataclass(frozen=True)
+class _Source:
+    """What a process needs to read the encoder and the data for itself."""
+
+    model: Path
+    task: str
+    data: Path
+    texts: tuple[str, ...]
+    label: str | None
+    dev: str | None
+    recipe: Recipe
+    device: torch.device
+
+
+@lru_cache(maxsize=1)
+def _tuning(source: _Source) -> Tuning:
+    examples = read_task(find_task(source.task), source.data, texts=source.texts, label=source.label, dev=source.dev)
+    return Tuning(load_encoder(source.model), examples, source.recipe, source.device)
+
+
+def _tune(stop: StopRequest, source: _Source, rate: float, seed: int) -> dict[str, Any] | None:
+    return _tuning(source).run(rate, seed, stop, lambda: None)
+
+
+def _work_at_once(
+    source: _Source, folder: Path, keys: Sequence[tuple[float, int]], jobs: int, stop: StopRequest, console: Console
+) -> None:
+    """Do the jobs in several processes until asked to stop."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        Workers(jobs, source.device) as workers,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        whole = bar.add_task(f"jobs, {jobs} at once", total=len(keys))
+        waiting = {workers.submit(_tune, source, rate, seed) for rate, seed in keys}
+        while waiting and not stop.asked:
+            done, waiting = wait(waiting, PATIENCE, FIRST_COMPLETED)
+            for future in done:
+                try:
+                    result = future.result()
+                except torch.OutOfMemoryError as error:
+                    raise ValueError(f"{NO_MEMORY} Or lower --jobs.") from error
+                if result is not None:
+                    _keep(folder, result, bar.console)
+                bar.advance(whole)
+
+
+def _keep(folder: Path, result: dict[str, Any], console: Console) -> None:
+    """Write the file of a finished job, and say what it reached."""
+    write_json(_path(folder, (result["rate"], result["seed"])), result)
+    said = f"rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}"
+    console.print(said, highlight=False, markup=False)
 
 
 def _reached(result: dict[str, Any]) -> str:
@@ -143,6 +211,16 @@ def _settle(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     refuse_changed(folder, read_json(path), settings)
     return settings
+
+
+def _note(encoder: Encoder, task: Task, record: dict[str, Any]) -> None:
+    """Note the score of the best rate in the folder of the run, if the encoder is one's."""
+    metric = task.metrics[0]
+    for row in record["rows"]:
+        if row["best"]:
+            facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric, "rate": row["rate"]}
+            cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts}
+            note_scores(encoder.folder, f"{NAME}-{task.name}", {task.title: cell})
 
 
 def _record(folder: Path, settings: dict[str, Any], data: TaskData) -> dict[str, Any] | None:

@@ -24,6 +24,11 @@ class Task:
     regression: bool = False
     unnamed: tuple[str, ...] = ()  # the columns of a tsv file that does not name them
 
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return self.folder or self.name
+
 
 _TASKS = (
     Task("mnli", (("premise", "hypothesis"), SENTENCES), 3, folder="MNLI"),

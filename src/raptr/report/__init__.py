@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.table import Table
 
 from raptr.report.page import render
-from raptr.report.plots import draw_losses, losses
-from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, read_run
+from raptr.report.plots import draw_losses, losses, save
+from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, labels, read_run
+from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import Row, dicts, markdown, rich_table, summary
 
 __all__ = [
@@ -40,6 +41,7 @@ class Report:
     markdown: Path
     json: Path
     table: Table
+    scores: Path | None  # the plot of the runs' scores on tasks; None where none was judged
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Report:
@@ -55,9 +57,19 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
         markdown=out / "table.md",
         json=out / "table.json",
         table=rich_table(rows),
+        scores=out / "scores.png" if any(run.scores for run in read) else None,
     )
     report.page.write_text(render(read), encoding="utf-8")
     losses(read, report.plot)
+    if report.scores is not None:
+        judged = [
+            scored(name, run.evals[-1].loss if run.evals else None, run.scores)
+            for name, run in zip(labels(read), read, strict=True)
+            if run.scores
+        ]
+        save(draw_scores(judged, "examples or seeds"), report.scores)
+    else:
+        (out / "scores.png").unlink(missing_ok=True)  # of an earlier report
     report.markdown.write_text(markdown(rows), encoding="utf-8")
     report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return report

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+EVALUATION = "evaluation"  # the folder in a run's where `raptr finetune` and `raptr fewshot` note scores
 LARGEST_COUNT = 2**63  # of steps or tokens
 LARGEST_AMOUNT = 1e36  # of FLOPs or seconds; a loss beyond it counts as infinite
 
@@ -80,6 +81,7 @@ class Run:
     evals: tuple[EvalRecord, ...]
     ignored: tuple[int, ...] = ()
     data: str | None = None  # the fingerprint of its text; older runs did not record it
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column (`read_scores`)
 
     @property
     def method(self) -> str:
@@ -139,7 +141,23 @@ def read_run(path: Path) -> Run:
         evals=evals,
         ignored=ignored,
         data=None if starts[-1].get("data") is None else str(starts[-1]["data"]),
+        scores=read_scores(path),
     )
+
+
+def read_scores(run: Path) -> dict[str, dict[str, Any]]:
+    """What was noted of a run's model, column by column; files that are damaged are left out.
+
+    A file has {"columns": {"SST-2": {"score": 0.87, "interval": 0.01, "constant": 0.51, ...}}}.
+    """
+    columns: dict[str, dict[str, Any]] = {}
+    for path in sorted((run / EVALUATION).glob("*.json")):
+        try:
+            for name, cell in json.loads(path.read_text(encoding="utf-8"))["columns"].items():
+                columns[str(name)] = {**cell, "score": float(cell["score"]), "constant": float(cell["constant"])}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return columns
 
 
 def malformed(lines: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ tensorboard/       the same numbers for TensorBoard, or in wandb/ for W&B: `trai
 checkpoints/       step-N/
 export/            the model as `transformers` loads it
 report/            plots and tables, made from the rest
+evaluation/        scores on tasks, as `raptr finetune` and `raptr fewshot` note them
 
 A folder is a run's where config.yaml and environment.json are; both are written before the first step, and not before
 the data was checked and the model built. A run that has trained no step yet takes any settings.
@@ -42,7 +43,7 @@ from raptr.train.trackers.registry import TRACKERS
 
 # What is written into a run's folder beside config.yaml and environment.json; outcome.json is a comparison's.
 WRITTEN = re.compile(
-    r"metrics\.jsonl|tokenizer(_config)?\.json|outcome\.json|checkpoints|report|export(-\d+-layers)?(-step-\d+)?|"
+    r"metrics\.jsonl|tokenizer(_config)?\.json|outcome\.json|checkpoints|evaluation|report|export(-\d+-layers)?(-step-\d+)?|"
     + "|".join(tracker.folder for tracker in TRACKERS.values())
 )
 PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")

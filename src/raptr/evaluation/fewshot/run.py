@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from raptr.evaluation.fewshot.decoder import ATTENTIONS, Attention, Decoder, Scorer, Stopped, load_decoder
 from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
-from raptr.evaluation.fewshot.summary import draw, summed_up
+from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
 from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.noting import note_scores
 from raptr.files import locked, new_file, sha256_of
 from raptr.report.plots import save
 from raptr.train.run import environment
@@ -100,6 +101,9 @@ def fewshot(
                 _work(missing, decoders, data, folder, examples, batch, where, stop, console)
         results = [read_json(job.path(folder)) for job in jobs if job.path(folder).is_file()]
         record = _record(folder, results, decoders, absent, examples) if results else None
+        if record is not None:
+            for name, decoder in decoders.items():
+                note_scores(decoder.folder, NAME, columns(record, name))
     return Judged(folder, record, len(results), len(jobs))
 
 

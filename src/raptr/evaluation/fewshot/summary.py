@@ -122,6 +122,36 @@ def _together(values: Iterable[Value | None]) -> Value | None:
     return {"mean": fmean(means), "interval": error}
 
 
+def column(task: str, shots: int, attention: str) -> str:
+    """What tables of several evaluations call a score."""
+    return f"{task}, {shots}-shot" + (", prefix" if attention == "prefix" else "")
+
+
+def columns(record: Mapping[str, Any], model: str) -> dict[str, dict[str, Any]]:
+    """A model's scores by column; SuperGLUE is one, where there are several of its tasks."""
+    made: dict[str, dict[str, Any]] = {}
+    groups = [row for row in record["averages"] if row["model"] == model and row["name"] == GROUP]
+    inside = {(row["shots"], row["attention"], task) for row in groups for task in row["tasks"]}
+    rows = {(row["shots"], row["attention"], row["task"]): row for row in record["rows"] if row["model"] == model}
+    for (shots, attention, task), row in rows.items():
+        if (shots, attention, task) not in inside:
+            made[column(task, shots, attention)] = _cell(row["score"], _constant(row), row["metric"], row["n"])
+    for group in groups:
+        shots, attention = group["shots"], group["attention"]
+        members = [rows[shots, attention, task] for task in group["tasks"]]
+        constant, n = fmean(map(_constant, members)), sum(row["n"] for row in members)
+        made[column(GROUP, shots, attention)] = _cell(group["score"], constant, "mean", n)
+    return made
+
+
+def _constant(row: Mapping[str, Any]) -> float:
+    return float(row["constant"]["scores"][row["metric"]])
+
+
+def _cell(score: Value, constant: float, metric: str, n: int) -> dict[str, Any]:
+    return {"score": score["mean"], "interval": score["interval"], "constant": constant, "metric": metric, "n": n}
+
+
 def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """A model, with its attention where the record has several."""
     several = len({one["attention"] for one in record["rows"]}) > 1
@@ -147,7 +177,7 @@ def _table(record: Mapping[str, Any], shots: int) -> Table:
     for task in dict.fromkeys(row["task"] for row in rows):
         for place, row in enumerate(row for row in rows if row["task"] == task):
             named = (task, row["metric"], f"{row['n']:,}") if place == 0 else ("", "", "")
-            constant = 100 * row["constant"]["scores"][row["metric"]]
+            constant = 100 * _constant(row)
             table.add_row(
                 *named,
                 Text(label(record, row)),
@@ -250,7 +280,7 @@ def _bars(
         if value["interval"] is not None:
             axes.errorbar(x, unit * value["mean"], yerr=unit * value["interval"], color=INK, capsize=2, linewidth=0.8)
         if key == "score" and "constant" in row:
-            constant = unit * row["constant"]["scores"][row["metric"]]
+            constant = unit * _constant(row)
             axes.plot([place - 0.45, place + 0.45], [constant] * 2, color=GREY, linestyle="--", linewidth=1.0)
     axes.set_xticks(np.arange(len(tasks)), tasks, rotation=45, ha="right", fontsize=7, parse_math=False)
     axes.set_ylim(bottom=0)

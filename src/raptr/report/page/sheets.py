@@ -24,6 +24,7 @@ def sheets(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Every table of the page by the name of its place there."""
     return {
         "results": _results(runs),
+        "scores": _scores(runs),
         "stages": _stages(runs),
         "speedups": _speed_ups(runs),
         "differences": _differences(runs),
@@ -53,6 +54,31 @@ def _results(runs: Sequence[Run]) -> dict[str, Any]:
     cells = grid(summary(runs))
     lines: list[list[Cell]] = [[{"text": line[0], "run": index}, *line[1:]] for index, line in enumerate(cells.lines)]
     return _sheet(cells.headings, cells.text, lines, cells.notes)
+
+
+def _scores(runs: Sequence[Run]) -> dict[str, Any]:
+    """A line per run that was judged, a column per task, in percent; the bar is the score."""
+    columns = list(dict.fromkeys(chain(*(run.scores for run in runs))))
+    shared = [name for name in columns if all(name in run.scores for run in runs if run.scores)]
+    lines: list[list[Cell]] = []
+    for index, (name, run) in enumerate(zip(labels(runs), runs, strict=True)):
+        if run.scores:
+            own = run.scores
+            cells = [_score(own[column], index) if column in own else NONE for column in columns]
+            whole = [run.scores[column]["score"] for column in shared]
+            average = f"{100 * sum(whole) / len(whole):.1f}" if whole else NONE
+            lines.append([{"text": name, "run": index}, *cells, average])
+    constants = {name: cell["constant"] for run in runs for name, cell in run.scores.items()}
+    listed = ", ".join(f"{name} {100 * constants[name]:.1f}" for name in columns)
+    notes = [f"Percent, with 95% intervals. The best constant answer scores: {listed}."] if lines else []
+    return _sheet(["run", *columns, "Avg."], [True, *[True] * len(columns), False], lines, notes)
+
+
+def _score(cell: Mapping[str, Any], run: int) -> Cell:
+    error = cell.get("interval")
+    said = f"{100 * cell['score']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    low = cell["score"] - (error or 0.0) <= cell["constant"]
+    return {"text": f"{said} (chance)" if low else said, "run": run, "bar": min(1.0, max(0.0, cell["score"]))}
 
 
 def _stages(runs: Sequence[Run]) -> dict[str, Any]:

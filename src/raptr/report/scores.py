@@ -1,0 +1,94 @@
+"""The scores of models on tasks as a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean, legend_below
+from raptr.report.statistics import Mean
+
+AVERAGE = "Avg."
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model or an entry with its held-out loss, its scores by column, and the best constant answers' scores."""
+
+    label: str
+    loss: float | None
+    scores: Mapping[str, Mean]
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def average(self) -> float:
+        """The mean of the columns."""
+        return fmean(score.mean for name, score in self.scores.items() if name != AVERAGE)
+
+
+def scored(label: str, loss: float | None, columns: Mapping[str, Mapping[str, Any]]) -> Scored:
+    """The scores of one run; their intervals are those of its evaluation."""
+    means = {name: Mean(cell["score"], cell.get("interval"), cell.get("n", 1)) for name, cell in columns.items()}
+    return Scored(label, loss, means, {name: cell["constant"] for name, cell in columns.items()})
+
+
+def draw_scores(models: Sequence[Scored], within: str) -> Figure:
+    """Bars for every task with their intervals over `within`, and the average score against the held-out loss."""
+    columns = [name for name in dict.fromkeys(name for model in models for name in model.scores) if name != AVERAGE]
+    figure = Figure(figsize=(WIDTH / DPI, 620 / DPI), dpi=DPI, layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
+    clean(left)
+    clean(right)
+    _bars(left, models, columns)
+    left.set_title(f"scores; whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
+    _against_loss(right, [model for model in models if model.loss is not None and set(columns) <= set(model.scores)])
+    right.set_title("average score against held-out loss", fontsize=9, color=INK)
+    handles = [
+        Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], linestyle="none")
+        for i in range(len(models))
+    ]
+    legend_below(figure, handles, [model.label for model in models], min(4, len(models)))
+    return figure
+
+
+def _bars(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
+    width = 0.8 / len(models)
+    for number, model in enumerate(models):
+        for place, column in enumerate(columns):
+            if column not in model.scores:
+                continue
+            score, x = model.scores[column], place + (number - (len(models) - 1) / 2) * width
+            axes.bar(x, 100 * score.mean, width=width, color=COLOURS[number % len(COLOURS)], alpha=0.8)
+            if score.interval is not None:
+                axes.errorbar(x, 100 * score.mean, yerr=100 * score.interval, color=INK, capsize=2, linewidth=0.8)
+    for place, column in enumerate(columns):
+        constant = next((model.constants[column] for model in models if column in model.constants), None)
+        if constant is not None:
+            axes.plot([place - 0.45, place + 0.45], [100 * constant] * 2, color=GREY, linestyle="--", linewidth=1.0)
+    axes.set_xticks(np.arange(len(columns)), columns, rotation=30, ha="right", fontsize=8, parse_math=False)
+    axes.set_ylabel("score, percent", color=INK)
+    tops = [100 * (score.mean + (score.interval or 0.0)) for model in models for score in model.scores.values()]
+    axes.set_ylim(0, min(105.0, 1.1 * max(*tops, 1.0)))
+
+
+def _against_loss(axes: Axes, models: Sequence[Scored]) -> None:
+    for number, model in enumerate(models):
+        assert model.loss is not None
+        score = model.scores.get(AVERAGE, Mean(model.average, None, 1))
+        axes.errorbar(
+            model.loss,
+            100 * score.mean,
+            yerr=None if score.interval is None else 100 * score.interval,
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            capsize=3,
+            gid=model.label,
+        )
+    axes.set_xlabel("held-out loss", color=INK)
+    axes.set_ylabel("average score, percent", color=INK)
+    axes.margins(0.15)

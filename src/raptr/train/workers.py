@@ -1,0 +1,94 @@
+"""Processes that work for this one, several at once.
+
+Each holds one end of a pipe whose other end is the parent's alone: when the parent closes it, or is gone, they are
+asked to stop, finish what cannot wait, and leave.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from threading import Lock, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, final
+
+import torch
+
+from raptr.train.safety import StopRequest
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Lock as SharedLock
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+PATIENCE = 0.5  # seconds between looks at whether to stop
+
+
+@final
+class Workers:
+    """A pool of so many processes for a device, for a `with`; at its end they stop what they do and leave."""
+
+    def __init__(self, jobs: int, device: torch.device) -> None:
+        self._jobs = jobs
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        ear, self._mouth = context.Pipe(duplex=False)
+        given = (ear, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
+        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mouth.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(error, BrokenProcessPool):
+            raise ValueError(
+                f"jobs is {self._jobs}, but one of the processes ended before its time (killed, perhaps for want of "
+                "memory; or jobs came from a script without `if __name__ == '__main__':`); the same command goes on, "
+                "with fewer jobs if need be"
+            ) from None
+
+    def submit(
+        self, function: Callable[Concatenate[StopRequest, P], T | None], *arguments: P.args, **named: P.kwargs
+    ) -> "Future[T | None]":
+        """Call a function in one of the processes, with a request to stop as its first argument.
+
+        The result is None where it had not begun when it was asked to stop.
+        """
+        # Processes start here and inherit this: Ctrl-C is for the parent alone to hear.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return self._pool.submit(_call, function, arguments, named)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+_asked, _busy = StopRequest(), Lock()  # of a process that works for another
+
+
+def _start(ear: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
+    torch.set_num_threads(threads)
+    Thread(target=_listen, args=(ear,), daemon=True).start()
+    with turn:
+        torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
+
+
+def _listen(ear: Connection) -> None:
+    ear.poll(None)  # returns when the other end is closed
+    _asked.asked = True
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()  # a parent that is there waits for this process, which ends here
+    with _busy:
+        os._exit(1)
+
+
+def _call(function: Callable[..., T | None], arguments: tuple[Any, ...], named: dict[str, Any]) -> T | None:
+    with _busy:
+        return None if _asked.asked else function(_asked, *arguments, **named)

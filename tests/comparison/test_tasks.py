@@ -1,0 +1,158 @@
+"""Comparisons whose models are judged by tasks: columns in the record, the tables, the page and the picture."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from raptr import compare
+from raptr.comparison import read_comparison
+from raptr.comparison.record import read_rows
+from raptr.comparison.results import shown, tasks_picture
+from raptr.data import TokenStore
+from raptr.report import write_report
+from tests.comparison.tiny import asked
+from tests.evaluation.tiny import make_task, opinions, write_jsonl
+
+QUIET = Console(quiet=True)
+TUNED = {"tasks": ["sst2", "rte"], "rates": [1e-3], "seeds": 1, "epochs": 1, "batch": 16, "length": 24}
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("glue")
+    make_task(folder / "SST-2", opinions(32, 0), opinions(40, 1))
+    pairs = [{"sentence1": row["sentence"], "sentence2": "it is", "label": row["label"]} for row in opinions(72, 2)]
+    make_task(folder / "RTE", pairs[:32], pairs[32:])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judged(store: TokenStore, glue: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    out = tmp_path_factory.mktemp("judged")
+    spec = asked(store, evaluate={"finetune": {"data": str(glue), **TUNED}})
+    done = compare(spec, out, console=QUIET)
+    assert not done.stopped
+    return spec, out
+
+
+def found(out: Path) -> dict[str, Any]:
+    record = json.loads((out / "compare.json").read_text())
+    assert isinstance(record, dict)
+    return record
+
+
+def test_the_best_runs_have_scores(judged: tuple[dict[str, Any], Path]) -> None:
+    _, out = judged
+    record = found(out)
+    best = {(row["label"], row["peak"]) for row in record["best"]}
+    assert len(record["runs"]) > 2 * len(best)
+    for run in record["runs"]:
+        wanted = ["SST-2", "RTE"] if (run["label"], run["peak"]) in best else []
+        assert list(run["scores"]) == wanted
+        for name, cell in run["scores"].items():
+            folder = (
+                out / "runs" / f"{run['label'].replace(' (reduced)', '-reduced')}-peak{run['peak']!r}-seed{run['seed']}"
+            )
+            task = {"SST-2": "sst2", "RTE": "rte"}[name]
+            own = json.loads((folder / "evaluation" / f"finetune-{task}" / "finetune.json").read_text())
+            assert cell["score"] == own["rows"][0]["means"]["accuracy"]
+            assert cell["constant"] == own["baseline"]["accuracy"]
+    for row in record["best"]:
+        values = [
+            [cell["score"] for cell in run["scores"].values()]
+            for run in record["runs"]
+            if (run["label"], run["peak"]) == (row["label"], row["peak"])
+        ]
+        assert list(row["scores"]) == ["SST-2", "RTE", "Avg."]
+        assert row["scores"]["SST-2"]["mean"] == pytest.approx((values[0][0] + values[1][0]) / 2)
+        assert row["scores"]["Avg."]["mean"] == pytest.approx(sum(map(sum, values)) / 4)
+        assert row["scores"]["Avg."]["n"] == 2
+
+
+def test_tables_page_and_picture(judged: tuple[dict[str, Any], Path]) -> None:
+    _, out = judged
+    page = (out / "compare.md").read_text()
+    assert "| entry | FLOPs | held-out loss | SST-2 | RTE | Avg. |" in page
+    assert "constant answer" in page
+    assert (out / "compare-tasks.png").read_bytes().startswith(b"\x89PNG")
+    _, tasks, _ = shown(found(out)).renderables
+    headings = [str(column.header) for column in tasks.columns]  # type: ignore[union-attr]
+    assert headings[3:] == ["SST-2", "RTE", "Avg."]
+    left, right = tasks_picture(found(out)).axes
+    labels = [row.label for row in read_rows(found(out)) if row.best]
+    assert len(left.patches) == 2 * len(labels)
+    assert right.get_xlabel() == "held-out loss"
+
+
+def test_exports_are_kept_and_nothing_is_judged_twice(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    spec, out = judged
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/evaluation/*/jobs/*.json")}
+    assert len(before) == 12  # three entries, two seeds, two tasks
+    assert len(list(out.glob("runs/*/export/model.safetensors"))) == 8
+    assert not list(out.glob("runs/*/checkpoints"))
+    record = found(out)
+    assert not compare(spec, out, console=QUIET).stopped
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert found(out)["runs"] == record["runs"]
+    shutil.copy(out / "compare.json", tmp_path / "record.json")  # the scores go on with the record alone
+    assert not compare(spec, tmp_path / "out", record=tmp_path / "record.json", console=QUIET).stopped
+    again = json.loads((tmp_path / "record.json").read_text())
+    assert [run["scores"] for run in again["runs"]] == [run["scores"] for run in record["runs"]]
+
+
+def test_the_report_of_runs_shows_their_scores(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    _, out = judged
+    runs = [out / "runs" / f"{name}-peak0.01-seed0" for name in ("full", "raptr")]
+    report = write_report(runs, tmp_path)
+    assert report.scores is not None
+    assert report.scores.read_bytes().startswith(b"\x89PNG")
+    assert "SST-2" in report.page.read_text()
+    shutil.copytree(runs[0], tmp_path / "plain", ignore=shutil.ignore_patterns("evaluation"))
+    again = write_report([tmp_path / "plain"], tmp_path)
+    assert again.scores is None
+    assert not (tmp_path / "scores.png").exists()
+
+
+def test_a_run_whose_model_is_gone_is_named(store: TokenStore, glue: Path, tmp_path: Path) -> None:
+    spec = asked(store, seeds=[0], entries={"full": {"name": "full"}})
+    compare(spec, tmp_path, console=QUIET)
+    console = Console(record=True, width=200)
+    spec["evaluate"] = {"finetune": {"data": str(glue), **TUNED}}
+    compare(spec, tmp_path, console=console)
+    assert "model was not kept: full, peak 0.01, seed 0" in console.export_text()
+    assert found(tmp_path)["runs"][0]["scores"] == {}
+
+
+def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="needs the extra eval")
+    rows: list[dict[str, object]] = [{"passage": "to be", "question": "is it", "label": i % 2} for i in range(40)]
+    write_jsonl(tmp_path / "data" / "boolq.jsonl", rows)
+    write_jsonl(tmp_path / "data" / "nq_open.jsonl", [{"question": "to be", "answers": ["not"]}] * 40)
+    tasks = {"data": str(tmp_path / "data"), "tasks": ["boolq", "nq_open"], "examples": 4}
+    spec = asked(stores["decoder"], seeds=[0], entries={"full": {"name": "full"}}, evaluate={"fewshot": tasks})
+    spec["settings"]["model"] = {"family": "decoder", "size": "tiny", "width": 16, "heads": 4, "head_size": 4}
+    assert not compare(spec, tmp_path / "out", console=QUIET).stopped
+    (run,) = found(tmp_path / "out")["runs"]
+    assert list(run["scores"]) == ["boolq, 1-shot", "nq_open, 1-shot"]
+    assert "At chance" in (tmp_path / "out" / "compare.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "match"),
+    [
+        ({"finetun": {}}, r"evaluate\.finetun .*'finetune'"),
+        ({"fewshot": {"data": "."}}, r"evaluate\.fewshot .*'mlm'"),
+        ({"finetune": {}}, r"evaluate\.finetune\.data is missing"),
+        ({"finetune": {"data": ".", "epoch": 2}}, r"evaluate\.finetune\.epoch"),
+        ({"finetune": {"data": ".", "tasks": ["wnli"]}}, r"wnli"),
+        ({"finetune": {"data": "nowhere", "tasks": ["sst2"]}}, r"nowhere"),
+        ({"finetune": {"data": ".", "epochs": 0}}, r"epochs is 0"),
+    ],
+)
+def test_sections_that_are_refused(evaluate: dict[str, Any], match: str, store: TokenStore) -> None:
+    with pytest.raises(ValueError, match=match):
+        read_comparison(asked(store, evaluate=evaluate))
