@@ -358,13 +358,15 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path, typer.Option(help="Where to write the page, the plot and the tables.")] = Path("runs/report"),
 ) -> None:
-    """Compare runs: a table, a plot of their losses, and a page to explore losses, speed and settings in."""
+    """Compare runs: a table, plots of losses and scores, and a page to explore losses, speed and settings in."""
     with importing():
         from raptr.report import write_report
     written = write_report(runs, out)
     console = Console()
     console.print(written.table)
     _say(console, f"plot    {written.plot}")
+    if written.scores is not None:
+        _say(console, f"scores  {written.scores}")
     _say(console, f"page    {written.page}")
 
 

@@ -78,6 +78,8 @@ def test_superglue_is_one_task_of_the_average() -> None:
     jobs = [job("a", [1, 1, 0, 0]), job("a", [1, 1, 1, 1], "cb"), job("a", [0, 0, 0, 1], "triviaqa")]
     group, whole = summed_up(jobs)["averages"]
     assert (group["name"], group["score"]["mean"]) == ("superglue", 0.75)
+    assert group["chance"]
+    assert not summed_up([job("a", [1.0] * 40, task) for task in ("boolq", "cb")])["averages"][0]["chance"]
     assert (whole["name"], whole["score"]["mean"]) == ("Avg.", 0.5)
     halves = [row["score"]["interval"] for row in summed_up(jobs)["rows"]]
     assert group["score"]["interval"] == pytest.approx(math.hypot(halves[0], halves[1]) / 2)
@@ -96,6 +98,8 @@ def test_notes_say_chance_cuts_and_what_was_not_run() -> None:
     assert "quac" in said
     said = " ".join(notes(record(job("a", [1.0] * 40), job("b", [1.0, 0.0] * 20))))
     assert "1 of 2 scores are at chance" in said
+    many = [job("a", [1.0, 0.0] * 20, task) for task in map(str, range(30))]
+    assert "luck" in " ".join(notes(record(job("a", [1.0] * 40), *many)))
 
 
 def test_the_table_and_the_chart() -> None:

@@ -21,9 +21,10 @@ from rich.text import Text
 
 from raptr.evaluation.fewshot.suite import SUPERGLUE
 from raptr.report.plots import COLOURS, DPI, GREY, INK, WIDTH, clean, legend_below
+from raptr.report.scores import AVERAGE
 from raptr.report.statistics import Mean, mean
 
-AVERAGE = "Avg."
+LUCK = 0.05  # of the scores at chance, at most so many lie above it by luck
 GROUP = "superglue"
 
 Value = dict[str, float | None]  # a mean and the half-width of its interval
@@ -42,13 +43,13 @@ def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
     sizes = [example["bytes"] for example in own]
     bits = [example["nats"] / math.log(2) for example in own]
     other = None if job is first else first["model"]
-    above = mean(example["score"] - example["constant"] for example in own)
-    assert above is not None
+    above = _value(mean(example["score"] - example["constant"] for example in own))
     return {
         **{key: job[key] for key in ("model", "attention", "task", "shots", "metric", "scores", "constant", "cut")},
         "n": len(own),
         "score": _share([example["score"] for example in own]),
-        "chance": above.interval is None or above.mean <= above.interval,
+        "above_constant": above,
+        "chance": _at_chance(above),
         "bits_per_byte": ratio(bits, sizes),
         "compared_with": other,
         "difference": None
@@ -58,6 +59,13 @@ def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
         if other is None
         else ratio([a["nats"] / math.log(2) - b["nats"] / math.log(2) for a, b in zip(own, base, strict=True)], sizes),
     }
+
+
+def _at_chance(above: Value) -> bool:
+    """Whether a score is not above the constant answer's by more than the error; one example says nothing."""
+    interval, difference = above["interval"], above["mean"]
+    assert difference is not None
+    return interval is None or difference <= interval
 
 
 def _value(found: Mean | None) -> Value:
@@ -97,17 +105,23 @@ def _averages(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, A
     for (model, attention), own in by_system.items():
         values = {
             key: [own[task][key] for task in shared if task not in grouped]
-            for key in ("score", "difference", "bits_per_byte", "bits_difference")
+            for key in ("score", "above_constant", "difference", "bits_per_byte", "bits_difference")
         }
         common = {"model": model, "attention": attention, "shots": shots}
         if grouped:
             group = {key: _together(own[task][key] for task in grouped) for key in values}
-            made.append({**common, "name": GROUP, "tasks": grouped, **group})
+            made.append({**common, "name": GROUP, "tasks": grouped, **_judged(group)})
             values = {key: [*listed, group[key]] for key, listed in values.items()}
         if len(values["score"]) > 1:
             whole = {key: _together(listed) for key, listed in values.items()}
-            made.append({**common, "name": AVERAGE, "tasks": shared, **whole})
+            made.append({**common, "name": AVERAGE, "tasks": shared, **_judged(whole)})
     return made
+
+
+def _judged(average: dict[str, Value | None]) -> dict[str, Any]:
+    above = average["above_constant"]
+    assert above is not None
+    return {**average, "chance": _at_chance(above)}
 
 
 def _together(values: Iterable[Value | None]) -> Value | None:
@@ -196,7 +210,7 @@ def _table(record: Mapping[str, Any], shots: int) -> Table:
                 Text(label(record, row)),
                 _percent(row["score"]),
                 *([_percent(row["difference"], "+")] if compared else []),
-                *("", ""),
+                *("", "chance" if row["chance"] else ""),
                 _plain(row["bits_per_byte"]),
                 *([_plain(row["bits_difference"], "+")] if compared else []),
             )
@@ -233,6 +247,8 @@ def notes(record: Mapping[str, Any]) -> list[str]:
             f"{which} scores are at chance: not above the best constant answer by more than their error. Bits per byte "
             "of the gold answers still tell models apart."
         )
+    if 0 < len(rows) - lucky <= math.ceil(LUCK * len(rows)):
+        said.append(f"{len(rows) - lucky} above it are no more than luck gives among so many.")
     if any(row["cut"] for row in rows):
         worst: dict[str, Mapping[str, Any]] = {}
         for row in rows:
