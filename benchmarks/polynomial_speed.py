@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from raptr.studies.polynomial import SMALL, Job, Setting, rates, scales
 from raptr.studies.polynomial_target import Points, Target
-from raptr.studies.residual_mlp import AHEAD, Networks, Training
+from raptr.studies.residual_mlp import Networks
+from raptr.studies.residual_mlp_training import AHEAD, Training
 from raptr.train.idle import idle
 from raptr.train.run import environment
 
 BLOCKS = 5
-RUNS = (1, 6, 24, 48)
+RUNS = (1, 12, 24)
 
 
 class Plain(nn.Module):

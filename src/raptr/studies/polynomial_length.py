@@ -6,7 +6,7 @@ Settings are those of `polynomial`, but for the number of steps: the stages and 
 
     OUT/polynomial-length/N/        the runs of N steps, as `polynomial` keeps them
 
-The lengths run one after the other, the shortest first. A stopped study goes on from the last evaluation of the runs
+The lengths run one after the other, the shortest first. A stopped study goes on from the last snapshot of the runs
 it was at.
 """
 
