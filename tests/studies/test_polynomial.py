@@ -133,7 +133,6 @@ def test_the_step_for_a_gpu_is_the_plain_step() -> None:
             fused.load(moments, step)
         plain(torch.tensor([step]), *batch)
         fused(torch.tensor([step]), *batch)
-        assert torch.allclose(one.grad_RP, other.grad_RP, rtol=1e-10, atol=1e-13)
         assert torch.allclose(one.flat_RP, other.flat_RP, rtol=1e-10, atol=1e-13)
         for name in MOMENTS:
             assert torch.allclose(plain.moments()[name], fused.moments()[name], rtol=1e-10, atol=1e-16)
