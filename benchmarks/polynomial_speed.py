@@ -5,9 +5,8 @@
 
 Interleaved blocks in one run: RaPTr (8-12-16-20, Bernoulli) in its third stage, which keeps 16 of 20 layers on
 average. Together: the study's trainer with 12 runs of two seeds, all layers computed, the bypassed ones times 0, as a
-CUDA graph on a GPU, where the runs are trained in 1 to 3 groups side by side. Plain: an `nn.Module` a run with autograd
-and fused Adam, which skips layers for real, fed with the same inputs; the scales are drawn beforehand in both. Both
-multiply in TF32 on a GPU.
+CUDA graph on a GPU. Plain: an `nn.Module` a run with autograd and fused Adam, which skips layers for real, fed with the
+same inputs; the scales are drawn beforehand in both. Both multiply in TF32 on a GPU.
 """
 
 import argparse
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raptr.studies import residual_mlp_step
 from raptr.studies.polynomial import SMALL, Job, Setting, rates, scales
 from raptr.studies.polynomial_target import Points, Target
 from raptr.studies.residual_mlp import Networks
@@ -31,7 +29,6 @@ from raptr.train.run import environment
 
 BLOCKS = 3
 RUNS, SEEDS = 12, 2
-GROUPS = (1, 2, 3)
 
 
 class Plain(nn.Module):
@@ -71,7 +68,7 @@ class Data:
         return signs.float()[self._owner], self._tables.gather(1, numbers)[self._owner]
 
 
-def together(setting: Setting, groups: int, device: str, first: int) -> Callable[[int], None]:
+def together(setting: Setting, device: str, first: int) -> Callable[[int], None]:
     """A function that trains all runs for some steps."""
     parts = [Job("raptr", 1e-4, run % SEEDS) for run in range(RUNS)]
     drawn = scales(None, setting, [parts[0]], first, first + AHEAD)
@@ -79,7 +76,6 @@ def together(setting: Setting, groups: int, device: str, first: int) -> Callable
     data = Data(setting, SEEDS, RUNS, device)
     # One run's draws, moved along by one step for each further run: other layers in each, and cheap to make.
     stacked = torch.cat([drawn.roll(run, 0) for run in range(RUNS)], 1)
-    residual_mlp_step.GROUPS = groups
     training = Training(networks, data.batch, lambda start, stop: stacked[: stop - start], rates(setting, parts))
     return lambda steps: training.advance(training.done + steps)
 
@@ -118,8 +114,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high" if device.startswith("cuda") else "highest")
     third = setting.steps * 3 // 10
     ways = {"plain": (1, plain(setting, device, third))}
-    for groups in GROUPS if device.startswith("cuda") else (1,):
-        ways[f"together, {RUNS} runs, groups: {groups}"] = RUNS, together(setting, groups, device, third)
+    ways[f"together, {RUNS} runs"] = RUNS, together(setting, device, third)
     rate: dict[str, list[float]] = {way: [] for way in ways}
     for block in range(BLOCKS + 1):
         for way, (runs, advance) in ways.items():

@@ -82,22 +82,18 @@ class Networks:
         """F of every run, (R, B)."""
         for layer in range(self.size.layers):
             x_RBD, _ = self._layer(layer, x_RBD, scales_RL)
-        return self.read_out(x_RBD)
+        return self._read_out(x_RBD)
 
     @torch.no_grad()
-    def gradients(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> Tensor:
-        """Set the gradients of the mean square loss; returns the loss of every run, (R,)."""
+    def gradients(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
+        """Set the gradients of the mean square loss."""
         weights, grads = self.weights, self.grads
         states, hidden = [x_RBD], []
         for layer in range(self.size.layers):
             x_RBD, h_RBF = self._layer(layer, x_RBD, scales_RL)
             states.append(x_RBD)
             hidden.append(h_RBF)
-        error_RB = self.read_out(states.pop()) - target_RB
-        slope_RB1 = (2 / error_RB.shape[1] * error_RB).unsqueeze(2)
-        grads["readout.w"].copy_((slope_RB1.transpose(1, 2) @ x_RBD).squeeze(1))
-        grads["readout.b"].copy_(slope_RB1.sum(1))
-        dy_RBD = slope_RB1 * weights["readout.w"].unsqueeze(1)
+        dy_RBD = self.read_out_gradients(states.pop(), target_RB)
         for layer in reversed(range(self.size.layers)):
             x_RBD, h_RBF = states.pop(), hidden.pop()
             scaled_RBD = dy_RBD * scales_RL[:, layer, None, None]
@@ -108,7 +104,6 @@ class Networks:
             torch.bmm(x_RBD.transpose(1, 2), dh_RBF, out=grads[f"layers.{layer}.w1"])
             torch.sum(dh_RBF, 1, out=grads[f"layers.{layer}.b1"])
             dy_RBD.baddbmm_(dh_RBF, weights[f"layers.{layer}.w1"].transpose(1, 2))
-        return error_RB.square().mean(1)
 
     def _layer(self, layer: int, x_RBD: Tensor, scales_RL: Tensor) -> tuple[Tensor, Tensor]:
         w1, b1, w2, b2 = (self.weights[f"layers.{layer}.{name}"] for name in ("w1", "b1", "w2", "b2"))
@@ -116,8 +111,15 @@ class Networks:
         update_RBD = torch.baddbmm(b2.unsqueeze(1), h_RBF, w2)
         return torch.addcmul(x_RBD, update_RBD, scales_RL[:, layer, None, None]), h_RBF
 
-    def read_out(self, x_RBD: Tensor) -> Tensor:
-        """F from the last state, (R, B)."""
+    def _read_out(self, x_RBD: Tensor) -> Tensor:
         return torch.baddbmm(
             self.weights["readout.b"].unsqueeze(2), x_RBD, self.weights["readout.w"].unsqueeze(2)
         ).squeeze(2)
+
+    def read_out_gradients(self, x_RBD: Tensor, target_RB: Tensor) -> Tensor:
+        """Set the read-out's gradients; returns those of the last state, (R, B, D)."""
+        error_RB = self._read_out(x_RBD) - target_RB
+        slope_RB1 = (2 / error_RB.shape[1] * error_RB).unsqueeze(2)
+        self.grads["readout.w"].copy_((slope_RB1.transpose(1, 2) @ x_RBD).squeeze(1))
+        self.grads["readout.b"].copy_(slope_RB1.sum(1))
+        return slope_RB1 * self.weights["readout.w"].unsqueeze(1)

@@ -15,7 +15,7 @@ from raptr.studies.residual_mlp import Networks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BETAS, EPSILON = (0.9, 0.999), 1e-8
-GROUPS = 2  # of runs side by side on a GPU, which the small products of one do not fill
+LAYER = ("w1", "b1", "w2", "b2")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,19 +60,29 @@ class PlainStep:
 
 @final
 class FusedStep:
-    """A step in few kernels, in groups of runs side by side; compiled if the networks are on a GPU."""
+    """A step in few kernels; compiled if the networks are on a GPU."""
 
     def __init__(self, networks: Networks, rates_TR: Tensor) -> None:
-        self.networks, flat = networks, networks.flat_RP
-        self._moments = {name: torch.zeros_like(flat) for name in MOMENTS}
+        self.networks, flat, layers = networks, networks.flat_RP, networks.size.layers
         numbers_T = torch.arange(1, len(rates_TR) + 1, dtype=torch.float64)
         first_T, second_T = (1 - beta**numbers_T for beta in BETAS)  # Adam's bias corrections
         self._sizes_TR = (rates_TR / first_T[:, None]).to(flat)
         self._roots_T = second_T.sqrt().to(flat)
-        rows = torch.arange(len(flat)).tensor_split(min(GROUPS, len(flat)))
-        self._groups = [_Group(networks, self._moments, slice(int(some[0]), int(some[-1]) + 1)) for some in rows]
-        stream: Callable[[], torch.cuda.Stream | None] = torch.cuda.Stream if flat.is_cuda else lambda: None
-        self._streams = [stream() for _ in rows]
+        self._moments = {name: torch.zeros_like(flat) for name in MOMENTS}
+        # A run's layers have equal stretches of its row. Their gradients lie apart, by layer and run, so that those of
+        # all w1 and those of all w2 are one batched product each.
+        end, flats = networks.weights["readout.w"].storage_offset(), (flat, *self._moments.values())
+        self._layers = [one[:, :end].view(len(flat), layers, -1).transpose(0, 1) for one in flats]
+        self._readout = [one[:, end:] for one in (flat, *self._moments.values(), networks.grad_RP)]
+        self._grads_LRK = torch.zeros_like(self._layers[0], memory_format=torch.contiguous_format)
+        self._grads = {}
+        for name in LAYER:
+            first = networks.weights[f"layers.0.{name}"]
+            start, count = first.storage_offset(), first[0].numel()
+            self._grads[name] = self._grads_LRK[:, :, start : start + count].view(layers, *first.shape)
+        self._activate, self._add, self._adam = _activate, _add, _adam
+        if flat.is_cuda:
+            self._activate, self._add, self._adam = compiled(_activate), compiled(_add), compiled(_adam)
 
     def load(self, state: Mapping[str, Tensor], _: int) -> None:
         """Take the moments."""
@@ -86,78 +96,35 @@ class FusedStep:
     @torch.no_grad()
     def __call__(self, step: Tensor, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
         """Do the step of this number, from 0 on."""
-        sizes_R, root = self._sizes_TR.index_select(0, step)[0], self._roots_T.index_select(0, step)
-        current = torch.cuda.current_stream() if self._streams[0] else None
-        for group, stream in zip(self._groups, self._streams, strict=True):
-            if stream and current:
-                stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # on the CPU there is none, and this does nothing
-                runs = group.runs
-                group(x_RBD[runs], target_RB[runs], scales_RL[runs], sizes_R[runs], root)
-        for stream in self._streams:
-            if stream and current:
-                current.wait_stream(stream)
-
-
-@final
-class _Group:
-    """Some of the networks: their weights and moments, and a place for their layers' gradients."""
-
-    def __init__(self, networks: Networks, moments: Mapping[str, Tensor], runs: slice) -> None:
-        self.runs, self._size = runs, networks.size
-        self._weights = {name: weight[runs] for name, weight in networks.weights.items()}
-        self._readout = {name: networks.grads[name][runs] for name in ("readout.w", "readout.b")}
-        # All layers have equal stretches of a run's row. Gradients lie apart, so that each kind is one product.
-        layers, stretches = self._size.layers, networks.weights["readout.w"].storage_offset()
-        flats = [tensor[runs] for tensor in (networks.flat_RP, *moments.values())]
-        self._layers = [flat[:, :stretches].view(len(flat), layers, -1).transpose(0, 1) for flat in flats]
-        self._ends = [flat[:, stretches:] for flat in (networks.grad_RP[runs], *flats)]
-        self._grads_LRK = torch.zeros_like(self._layers[0], memory_format=torch.contiguous_format)
-        self._kinds = {
-            name: self._grads_LRK[:, :, start : start + count].view(layers, -1, *weight.shape[1:])
-            for name in ("w1", "b1", "w2", "b2")
-            for weight in [networks.weights[f"layers.0.{name}"]]
-            for start, count in [(weight.storage_offset(), weight[0].numel())]
-        }
-        self._activate, self._add, self._adam = _activate, _add, _adam
-        if networks.flat_RP.is_cuda:
-            self._activate, self._add, self._adam = compiled(_activate), compiled(_add), compiled(_adam)
-
-    def __call__(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor, sizes_R: Tensor, root: Tensor) -> None:
-        """The gradients of the mean square loss, and Adam."""
         self._gradients(x_RBD, target_RB, scales_RL)
+        sizes_R, root = self._sizes_TR.index_select(0, step)[0], self._roots_T.index_select(0, step)
         weights, means, squares = self._layers
-        self._adam(weights, self._grads_LRK, means, squares, sizes_R[None, :, None], root)
-        grads, weights, means, squares = self._ends
-        self._adam(weights, grads, means, squares, sizes_R[:, None], root)
+        self._adam(weights, means, squares, self._grads_LRK, sizes_R[:, None], root)
+        weights, means, squares, grads = self._readout
+        self._adam(weights, means, squares, grads, sizes_R[:, None], root)
 
     def _gradients(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
-        weights, layers = self._weights, self._size.layers
-        x_LRBD = x_RBD.new_empty(layers + 1, *x_RBD.shape)  # what goes into every layer, and into the read-out
-        h_LRBF = x_RBD.new_empty(layers, *x_RBD.shape[:2], self._size.hidden)
+        weights, size = self.networks.weights, self.networks.size
+        x_LRBD = x_RBD.new_empty(size.layers + 1, *x_RBD.shape)  # what goes into every layer, and into the read-out
+        h_LRBF = x_RBD.new_empty(size.layers, *x_RBD.shape[:2], size.hidden)
         dy_LRBD, dh_LRBF = torch.empty_like(x_LRBD[1:]), torch.empty_like(h_LRBF)  # the slopes of updates and of h
         x_LRBD[0] = x_RBD
-        for layer in range(layers):
-            w1, b1, w2, b2 = (weights[f"layers.{layer}.{name}"] for name in ("w1", "b1", "w2", "b2"))
+        for layer in range(size.layers):
+            w1, b1, w2, b2 = (weights[f"layers.{layer}.{name}"] for name in LAYER)
             torch.bmm(x_LRBD[layer], w1, out=h_LRBF[layer])
             self._activate(h_LRBF[layer], b1)
             self._add(x_LRBD[layer], h_LRBF[layer] @ w2, b2, scales_RL[:, layer], x_LRBD[layer + 1])
-        w, b = weights["readout.w"].unsqueeze(2), weights["readout.b"]
-        error_RB = torch.baddbmm(b.unsqueeze(2), x_LRBD[layers], w).squeeze(2) - target_RB
-        slope_RB1 = (2 / error_RB.shape[1] * error_RB).unsqueeze(2)
-        self._readout["readout.w"].copy_((slope_RB1.transpose(1, 2) @ x_LRBD[layers]).squeeze(1))
-        self._readout["readout.b"].copy_(slope_RB1.sum(1))
-        dx_RBD = slope_RB1 * w.transpose(1, 2)
-        for layer in reversed(range(layers)):
+        dx_RBD = self.networks.read_out_gradients(x_LRBD[size.layers], target_RB)
+        for layer in reversed(range(size.layers)):
             dy_RBD, dh_RBF = dy_LRBD[layer], dh_LRBF[layer]
             torch.mul(dx_RBD, scales_RL[:, layer, None, None], out=dy_RBD)
             torch.bmm(dy_RBD, weights[f"layers.{layer}.w2"].transpose(1, 2), out=dh_RBF)
             torch.ops.aten.threshold_backward.grad_input(dh_RBF, h_LRBF[layer], 0, grad_input=dh_RBF)
             dx_RBD.baddbmm_(dh_RBF, weights[f"layers.{layer}.w1"].transpose(1, 2))
-        torch.sum(dy_LRBD, 2, out=self._kinds["b2"])
-        torch.sum(dh_LRBF, 2, out=self._kinds["b1"])
+        torch.sum(dy_LRBD, 2, out=self._grads["b2"])
+        torch.sum(dh_LRBF, 2, out=self._grads["b1"])
         for name, a_LRBI, b_LRBJ in (("w2", h_LRBF, dy_LRBD), ("w1", x_LRBD[:-1], dh_LRBF)):
-            a, b, out = (tensor.flatten(0, 1) for tensor in (a_LRBI, b_LRBJ, self._kinds[name]))
+            a, b, out = (tensor.flatten(0, 1) for tensor in (a_LRBI, b_LRBJ, self._grads[name]))
             torch.bmm(a.transpose(1, 2), b, out=out)
 
 
@@ -169,7 +136,7 @@ def _add(x_RBD: Tensor, update_RBD: Tensor, b_RD: Tensor, scale_R: Tensor, out_R
     out_RBD.copy_(x_RBD + (update_RBD + b_RD.unsqueeze(1)) * scale_R[:, None, None])
 
 
-def _adam(weights: Tensor, grads: Tensor, means: Tensor, squares: Tensor, sizes: Tensor, root: Tensor) -> None:
+def _adam(weights: Tensor, means: Tensor, squares: Tensor, grads: Tensor, sizes: Tensor, root: Tensor) -> None:
     """A step of Adam; `sizes` are learning rates over the means' bias correction, `root` the root of the squares'."""
     means.lerp_(grads, 1 - BETAS[0])
     squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
