@@ -31,7 +31,6 @@ from torch import Tensor
 
 from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
-from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
 from raptr.growth.apply import grow
 from raptr.hashing import bits
@@ -40,11 +39,12 @@ from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress
-from raptr.train.config import BUILTIN, Config
+from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import make_execution
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
+from raptr.train.opening import check_data, open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
 from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
@@ -100,7 +100,7 @@ def pretrain(
         steps, found = settled.train.steps, None if fresh else checkpoint.load_latest(folder.checkpoints)
         if found is not None and found.step >= steps:
             if settled.data.source != folder.read().data.source:  # another path may lead to the same text
-                _check_data(run, found.progress(), open_data(settled, run, console))
+                check_data(run, found.progress(), open_data(settled, run, console))
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
             result = Result(run, found.step, found.progress().eval_loss)
         else:
@@ -175,7 +175,7 @@ class Trainer:
     def resume(self, found: Checkpoint, console: Console) -> None:
         """Take up a checkpoint."""
         progress = found.progress()
-        _check_data(self.folder.path, progress, self.store)
+        check_data(self.folder.path, progress, self.store)
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
         state = found.blank(without="model.")
@@ -367,33 +367,3 @@ class Trainer:
     def _batch(self) -> dict[str, Any]:
         config = self.config
         return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
-
-
-def open_data(config: Config, run: Path, console: Console, *, verify: bool = False) -> TokenStore:
-    """The prepared tokens, checked; the built-in corpus is made beside the run on first use.
-
-    Files that were found whole before and have not changed since are only read again to `verify` them.
-    """
-    source = config.data.source
-    if source is None:
-        raise ValueError(
-            "data.source is missing. Give --data FOLDER, made by `raptr prepare`, or --data builtin for the text of "
-            "the Python standard library."
-        )
-    if source == BUILTIN:
-        with console.status("preparing the built-in text (the Python standard library) …"):
-            specials = config.objective.kind.specials
-            return prepare_builtin(run.parent / ".data", config.data.vocabulary, specials=specials)
-    store = config.prepared(source)
-    with console.status("checking the token shards …"):
-        store.verify(anew=verify)
-    return store
-
-
-def _check_data(run: Path, progress: Progress, store: TokenStore) -> None:
-    """Refuse other data than the run was trained on."""
-    if progress.data != store.fingerprint:
-        raise ValueError(
-            f"the run in {str(run)!r} was trained on other data "
-            f"(fingerprint {progress.data}, now {store.fingerprint}); start another run"
-        )
