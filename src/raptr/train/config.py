@@ -1,5 +1,6 @@
 """The configuration of a run: frozen, complete, and checked before anything is computed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from raptr.data import TokenStore, open_store
+from raptr.distributed.processes import TIMEOUT, Engine
 from raptr.methods import Method, make_method
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
@@ -49,7 +51,7 @@ class TrainSettings:
 
     steps: int
     batch: int = 32  # sequences per optimizer step
-    accumulate: int = 1  # micro-batches per optimizer step, all with one subnetwork
+    accumulate: int = field(default=1, metadata=FREE)  # micro-batches per optimizer step, all with one subnetwork
     seed: int = 0
     device: str = "auto"
     precision: Precision = "auto"  # mixed: bfloat16 products; bfloat16: also between layers; auto: that on a GPU
@@ -57,6 +59,9 @@ class TrainSettings:
     compile: bool | None = field(default=None, metadata=FREE)  # None: on a GPU, unless deterministic
     deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
     recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
+    parallel: Engine | None = field(default=None, metadata=FREE)  # of many processes: docs/distributed.md; None: ddp
+    shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
+    timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
     eval_samples: int = field(default=256, metadata=FREE)
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
@@ -67,13 +72,17 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "eval_samples": 1, "keep": 1, "log_every": 1}
-        for name in ("eval_every", "checkpoint_every"):
+        for name in ("eval_every", "checkpoint_every", "shards"):
             if getattr(self, name) is not None:
                 least[name] = 1
         for name, lowest in least.items():
             value, most = getattr(self, name), 2**63 if name == "seed" else MOST
             if not lowest <= value <= most:
                 raise ValueError(f"train.{name} is {value}; a whole number from {lowest} to {most} is allowed")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"train.timeout is {self.timeout}; a number of seconds above 0 is allowed")
+        if self.shards is not None and self.parallel != "hsdp":
+            raise ValueError(f"train.shards is {self.shards}, which only train.parallel hsdp has. Leave it out.")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"train.accumulate is {self.accumulate}; a divisor of train.batch, {self.batch}, is allowed"
@@ -139,11 +148,11 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, segments: bool) -> Literal["skip", "gather"]:
-        """The execution's form; with `segments` attention stays inside documents."""
+    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> Literal["skip", "gather"]:
+        """The execution's form; with `segments` attention stays inside documents, `sharded` are weights of FSDP2."""
         if self.execution != "auto":
             return self.execution
-        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments)
+        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments or sharded)
         return "gather" if fits else "skip"
 
 
@@ -246,6 +255,29 @@ class Config:
         """The positions of a sequence at which the loss is taken; of a mixture, the mean over a cycle."""
         return self.objective.targets(self.data.length)
 
+    def check_processes(self, count: int, *, sharded: bool) -> None:
+        """Refuse a batch that so many processes cannot share evenly, and what FSDP2's weights do not allow."""
+        settings = self.train
+        if sharded and self.optimizer.name != "adamw":
+            raise ValueError(
+                f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
+                "the weights lie on all of them. Use adamw."
+            )
+        if sharded and settings.execution == "gather":
+            raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
+        if settings.batch % (settings.accumulate * count):
+            raise ValueError(
+                f"train.batch is {settings.batch}; with {count} processes and train.accumulate {settings.accumulate} a "
+                f"multiple of {settings.accumulate * count} is allowed"
+            )
+        isolate = self.data.isolate_documents
+        self.objective.check(self.data.length, settings.batch, settings.accumulate, isolate=isolate, processes=count)
+
+    @property
+    def dropout(self) -> float:
+        """How much is dropped at random in training."""
+        return self.model.build(self.data.vocabulary, self.data.length).dropout
+
     def following(self, begun: "Config") -> "Config":
         """The same, `auto` replaced by the device and the precision that a run began with."""
         return replace(self, train=self.train.following(begun.train))
@@ -302,6 +334,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     """The settings in which two configurations' results differ, each with `was a, now b`."""
     sections = {"train": TrainSettings, "data": DataSettings, "model": ModelSettings}
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
+    if new.get("model", {}).get("dropout"):
+        free -= {"train.accumulate"}  # what is dropped is drawn for each micro-batch
     before, after = _flat(old), _flat(new)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
