@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 def config(case: str, folder: Path, engine: str | None = None, **train: Any) -> Config:
     """The settings of a case; its data is in the folder of its family's name."""
     sections, family = CASES[case], case.split(",")[0]
-    settings = {
+    settings: dict[str, Any] = {
         "steps": STEPS,
         "batch": 8,
         "eval_samples": 12,

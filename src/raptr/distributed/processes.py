@@ -219,7 +219,7 @@ def named(processes: Processes) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if processes.control is None or not _network(error):
+        if processes.control is None or isinstance(error, Lost) or not _network(error):
             raise
         reason = " ".join(str(error).split())
         raise Lost(

@@ -170,6 +170,7 @@ class Trainer:
         self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
+        self.settings = str(config.mapping())
         self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
 
@@ -268,7 +269,7 @@ class Trainer:
         step = self.step + ahead
 
         def digests() -> dict[str, str]:
-            told = {"number": str(step), "data": self.store.fingerprint, "settings": str(self.config.mapping())}
+            told = {"number": str(step), "data": self.store.fingerprint, "settings": self.settings}
             if step < self.config.train.steps:
                 told |= {"subnetwork": self.method.subnetwork(step).digest, "batch": self.data.digest(step)}
             return {f"the {name} of step {step}": part for name, part in told.items()}
