@@ -32,7 +32,7 @@ from raptr.train.diverged import Diverged
 TRACEBACK = "RAPTR_TRACEBACK"
 EXIT_CODES = (
     "Exit codes: 0 done, 1 diverged, 2 wrong input or a file problem, 3 stopped and saved (the same command "
-    "continues), 70 unexpected error, 130 interrupted."
+    "continues), 4 another process failed or was lost, 70 unexpected error, 130 interrupted."
 )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import count
 from typing import Literal, TypeVar, final
 
 import torch
@@ -26,6 +27,7 @@ from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 T = TypeVar("T")
 Engine = Literal["ddp", "fsdp", "hsdp"]
 TIMEOUT = 600.0  # seconds
+JOINS = count()  # how often this process has joined the others
 PATIENCE = timedelta(hours=4)  # for what only one process does: reading all of the data, writing a checkpoint
 
 
@@ -203,7 +205,11 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=patience)
+        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        # torchrun may keep one store for all its restarts, in which the addresses of dead processes still are.
+        store = dist.PrefixStore(f"raptr-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(JOINS)}", store)
+        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
         control = dist.new_group(backend="gloo", timeout=patience)
         assert isinstance(control, dist.ProcessGroup)
