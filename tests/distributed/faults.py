@@ -11,9 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -39,7 +41,7 @@ def attempt(folder: Path, run: str, timeout: float = 60.0) -> dict[str, Any]:
     return {"step": result.step, "stopped": result.stopped}
 
 
-def before_step(rank: int, act: Callable[[], None]) -> None:
+def in_step(rank: int, act: Callable[[], None]) -> AbstractContextManager[object]:
     """Let this process do something in the middle of a step, if it has this rank."""
     gradients = Trainer.gradients
 
@@ -49,10 +51,10 @@ def before_step(rank: int, act: Callable[[], None]) -> None:
             act()
         return loss
 
-    Trainer.gradients = changed  # type: ignore[method-assign]
+    return patch.object(Trainer, "gradients", changed)
 
 
-def other_layers(rank: int) -> None:
+def other_layers(rank: int) -> AbstractContextManager[object]:
     """Let the method of this process draw other layers than the others' at one step."""
     subnetwork = RaPTr.subnetwork
 
@@ -61,7 +63,7 @@ def other_layers(rank: int) -> None:
         mine = int(os.environ["RANK"]) == rank and step == AT
         return replace(drawn, scales=drawn.scales[::-1][1:] + drawn.scales[-1:]) if mine else drawn
 
-    RaPTr.subnetwork = changed  # type: ignore[method-assign]
+    return patch.object(RaPTr, "subnetwork", changed)
 
 
 def main(folder: Path) -> None:
@@ -69,16 +71,13 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     seen: dict[str, Any] = {}
-    gradients, subnetwork = Trainer.gradients, RaPTr.subnetwork
     with joined() as processes:
-        before_step(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        seen["signal"] = attempt(folder, "signal")
-        Trainer.gradients = gradients  # type: ignore[method-assign]
-        other_layers(1)
-        seen["disagreement"] = attempt(folder, "disagreement")
-        RaPTr.subnetwork = subnetwork  # type: ignore[method-assign]
-    before_step(1, lambda: time.sleep(PATIENCE + 4))
-    seen["hang"] = attempt(folder, "hang", timeout=PATIENCE)
+        with in_step(1, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+            seen["signal"] = attempt(folder, "signal")
+        with other_layers(1):
+            seen["disagreement"] = attempt(folder, "disagreement")
+    with in_step(1, lambda: time.sleep(PATIENCE + 4)):
+        seen["hang"] = attempt(folder, "hang", timeout=PATIENCE)
     (folder / f"seen-{processes.rank}.json").write_text(json.dumps(seen))
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -39,13 +40,13 @@ def arm(kill: dict[str, Any], mark: Path) -> None:
 
     def saving(trainer: Trainer) -> None:
         if trainer.step == kill["step"]:
-            setattr(os, kill["call"], lambda *_, **__: die(mark))
+            patch.object(os, kill["call"], lambda *_, **__: die(mark)).start()
         save(trainer)
 
     if "call" in kill:
-        Trainer.save = saving  # type: ignore[method-assign]
+        patch.object(Trainer, "save", saving).start()
     else:
-        Trainer.update = updating  # type: ignore[method-assign]
+        patch.object(Trainer, "update", updating).start()
 
 
 def train(config: str, run: Path) -> None:

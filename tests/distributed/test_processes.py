@@ -62,7 +62,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(
     train: dict[str, int], size: int, match: str, stores: dict[str, TokenStore], tmp_path: Path
 ) -> None:
     (tmp_path / "bert").symlink_to(stores["bert"].path, target_is_directory=True)
-    chosen = config("bert, raptr", tmp_path, **train)
+    chosen = config("bert, raptr", tmp_path, None, **train)
     with pytest.raises(ValueError, match=match):
         Trainer(chosen, RunFolder(tmp_path / "run"), stores["bert"], CPU, Processes(0, size))
 

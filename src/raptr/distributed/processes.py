@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 
@@ -205,9 +207,9 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-        store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+        store, rank, size = next(rendezvous("env://", timeout=patience))
         # torchrun may keep one store for all its restarts, in which the addresses of dead processes still are.
-        store = dist.PrefixStore(f"raptr-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(JOINS)}", store)
+        store = PrefixStore(f"raptr-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(JOINS)}", store)
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
