@@ -224,9 +224,9 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
             "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
             "block cannot be chosen one by one."
         )
-    if subnetwork.heads is not None or subnetwork.parts is not None:
+    if (subnetwork.heads, subnetwork.parts, subnetwork.head_gates, subnetwork.part_gates) != (None,) * 4:
         raise ValueError(
-            "running: the subnetwork selects heads or MLP parts, and attached models run whole layers. "
+            "running: the subnetwork selects or gates heads or MLP parts, and attached models run whole layers. "
             "Make the method without the settings heads and parts."
         )
     if subnetwork.scaled == "branches" and any(scale not in (0, 1) for scale in subnetwork.scales):

@@ -34,7 +34,8 @@ class Subnetwork:
 
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
     residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
-    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`).
+    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`). `head_gates` and `part_gates` fade heads
+    and parts in: one gate each, the same in every layer, that multiplies what makes it (None: all are 1).
     """
 
     scales: tuple[float, ...]
@@ -43,9 +44,12 @@ class Subnetwork:
     parts: Kept | None = None
     head_scale: float = 1.0
     part_scale: float = 1.0
+    head_gates: tuple[float, ...] | None = None
+    part_gates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for scale in (*self.scales, self.head_scale, self.part_scale):
+        gates = (*(self.head_gates or ()), *(self.part_gates or ()))
+        for scale in (*self.scales, self.head_scale, self.part_scale, *gates):
             if not (math.isfinite(scale) and scale >= 0):
                 raise ValueError(f"subnetwork: a scale is {scale!r}; finite numbers from 0 on are allowed")
         for axis, kept in (("heads", self.heads), ("parts", self.parts)):
@@ -83,5 +87,14 @@ class Subnetwork:
     @property
     def digest(self) -> str:
         """A short fingerprint, equal exactly for equal subnetworks."""
-        fields = (self.scales, self.scaled, self.heads, self.parts, self.head_scale, self.part_scale)
+        fields: tuple[object, ...] = (
+            self.scales,
+            self.scaled,
+            self.heads,
+            self.parts,
+            self.head_scale,
+            self.part_scale,
+        )
+        if (self.head_gates, self.part_gates) != (None, None):  # records name subnetworks from before there were gates
+            fields = (*fields, self.head_gates, self.part_gates)
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()
