@@ -22,27 +22,40 @@ class AdamW(optim.AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        gradients: dict[Tensor, Tensor] = {}
+        hidden: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state.get(parameter)
-                if parameter.grad is not None and state and state["step"].dim():
-                    _update(parameter, parameter.grad, state, group)
-                    gradients[parameter], parameter.grad = parameter.grad, None  # hidden from torch's step
+            ran = [parameter for parameter in group["params"] if parameter.grad is not None]
+            rows = [parameter for parameter in ran if parameter in self.state and self.state[parameter]["step"].dim()]
+            if rows:
+                _update(rows, [self.state[parameter] for parameter in rows], group)
+                hidden += [(parameter, parameter.grad) for parameter in rows]
+        for parameter, _ in hidden:
+            parameter.grad = None  # torch's step then leaves it alone
         super().step()
-        for parameter, gradient in gradients.items():
+        for parameter, gradient in hidden:
             parameter.grad = gradient
 
 
-def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """One step of a parameter whose rows have counts of their own."""
+def _update(parameters: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
+    """One step of parameters whose rows have counts of their own; all at once, to launch few kernels."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
-    count, average, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
-    count += 1
-    parameter.mul_(1 - rate * group["weight_decay"])
-    average.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    t = count.double()  # 1 - β^t loses digits in float32 where t is small
-    size, root = rate / (1 - beta1**t), (1 - beta2**t).sqrt()
-    divisor = (square.sqrt() / root.to(square.dtype)).add_(group["eps"])
-    parameter.sub_(average * size.to(average.dtype) / divisor)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    counts, averages, squares = ([state[kind] for state in states] for kind in ("step", "exp_avg", "exp_avg_sq"))
+    torch._foreach_add_(counts, 1)
+    torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+    torch._foreach_lerp_(averages, gradients, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+    t = torch.cat([count.flatten() for count in counts]).double()  # 1 - β^t loses digits in float32 where t is small
+    divisors = torch._foreach_sqrt(squares)
+    torch._foreach_div_(divisors, _like(counts, (1 - beta2**t).sqrt().to(squares[0].dtype)))
+    torch._foreach_add_(divisors, group["eps"])
+    updates = torch._foreach_mul(averages, _like(counts, (rate / (1 - beta1**t)).to(averages[0].dtype)))
+    torch._foreach_div_(updates, divisors)
+    torch._foreach_sub_(parameters, updates)
+
+
+def _like(counts: list[Tensor], values: Tensor) -> list[Tensor]:
+    """The values, one for each count, in the shapes of the counts."""
+    parts = torch.split(values, [count.numel() for count in counts])
+    return [part.view_as(count) for part, count in zip(parts, counts, strict=True)]
