@@ -18,6 +18,7 @@ and, unlike in the released code, a step count of zero, so that Adam's bias corr
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, final
 
 from raptr.growth.plan import Growth, Moments, added, inserted, stacked
@@ -77,8 +78,8 @@ class Masked(Growing):
     @property
     def _shortest(self) -> int:
         """The steps of the shortest stage that begins with a growth; 0 where there is none."""
-        stages = enumerate(self.stages.stages)
-        return min((stage.stop - stage.start for number, stage in stages if self.growth_of(number)), default=0)
+        grown = [stage for stage, plan in zip(self.stages.stages, self.growths, strict=True) if plan is not None]
+        return min((stage.stop - stage.start for stage in grown), default=0)
 
     @cached_property
     def rising(self) -> int:
@@ -106,32 +107,32 @@ class Masked(Growing):
         plan = self.arranged(old.layers, new.layers)
         return replace(plan, heads=added(old.heads, new.heads), parts=added(old.parts, new.parts))
 
-    def growth_of(self, stage: int) -> Growth | None:
-        """The growth with which a stage begins; None where it begins with none."""
-        if stage == 0 or self.stage_shape(stage) == self.stage_shape(stage - 1):
-            return None
-        return self.growth(self.stage_shape(stage - 1), self.stage_shape(stage))
+    @cached_property
+    def growths(self) -> tuple[Growth | None, ...]:
+        """The growth with which each stage begins; None where it begins with none."""
+        shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
+        return (None, *(None if old == new else self.growth(old, new) for old, new in pairwise(shapes)))
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
         """The kept layers, with the gates of the step."""
         number = self.stages.index(step)
-        plan, passed = self.growth_of(number), step - self.stages.stages[number].start
+        plan, passed = self.growths[number], step - self.stages.stages[number].start
         if plan is None or passed >= self.rising:
             return super().scaled_layers(kept, step)
-        gate = passed / self.rising
+        gate, new = passed / self.rising, plan.new
         heads, parts = (
             None if units is None else tuple(gate if source is None else 1.0 for source in units)
             for units in (plan.heads, plan.parts)
         )
-        scales = (float(runs) * (gate if layer in plan.new else 1.0) for layer, runs in enumerate(kept))
+        scales = (float(runs) * (gate if layer in new else 1.0) for layer, runs in enumerate(kept))
         return Subnetwork(tuple(scales), head_gates=heads, part_gates=parts)
 
     def keep(self, stage: int) -> tuple[float, ...]:
         """Every layer runs in every step, but for new ones at the growth itself, where their gate is 0."""
-        trained, plan = self.stages.stages[stage], self.growth_of(stage)
-        steps = trained.stop - trained.start
+        trained, plan = self.stages.stages[stage], self.growths[stage]
+        steps, new = trained.stop - trained.start, plan.new if plan is not None else ()
         share = (steps - 1) / steps if self.rising else 1.0
-        return tuple(share if plan and layer in plan.new else 1.0 for layer in range(trained.size))
+        return tuple(share if layer in new else 1.0 for layer in range(trained.size))
 
 
 @final
