@@ -67,18 +67,3 @@ def test_gates_multiply_queries_keys_and_values_and_what_enters_the_activation(c
                 of_part[:, 3] *= 0.125
     expected, _ = loss_and_gradients(model, Subnetwork.full(2))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@every_family
-def test_gates_belong_to_units_whichever_of_them_run(config: ModelConfig) -> None:
-    model, heads = build(config), config.shape.heads
-    few = Subnetwork((1.0, 1.0), heads=((1,),) * 2, parts=((3,),) * 2)
-    gated = Subnetwork(
-        (1.0, 1.0),
-        head_gates=tuple(0.5 if head == 1 else 0.0 for head in range(heads)),
-        part_gates=(0.0, 0.0, 0.0, 0.5),
-    )
-    both = replace(few, head_gates=gated.head_gates, part_gates=gated.part_gates)
-    chosen, _ = loss_and_gradients(model, both)
-    expected, _ = loss_and_gradients(model, gated)
-    torch.testing.assert_close(chosen, expected, rtol=1e-12, atol=1e-12)

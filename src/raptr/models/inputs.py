@@ -18,10 +18,7 @@ from raptr.subnetworks.value import Kept
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A layer's share of the subnetwork: scales (0-dim) of the layer and its branches, kept heads and parts, gates.
-
-    Gates are of all heads (parts) of the layer, kept or not.
-    """
+    """A layer's share of the subnetwork: scales (0-dim) of the layer and its branches, kept heads and parts, gates."""
 
     layer_scale: Tensor | None
     attention_scale: Tensor | None

@@ -46,8 +46,6 @@ def of_running(block: CutBlock, name: str, inputs: BlockInputs) -> Tensor:
         units, index, gates = block.heads, inputs.heads_H, inputs.head_gates_H
     else:
         units, index, gates = block.parts, inputs.parts_P, inputs.part_gates_P
-    if gates is not None and index is not None:
-        gates = gates.index_select(0, index)
     return gated(chosen(tensor, cut, units, index), cut, gates)
 
 

@@ -186,7 +186,7 @@ def checked_step(step: SupportsIndex, last: int) -> int:
 
 
 def parse_sizes(text: str, name: str = "schedule") -> tuple[int, ...]:
-    """Read `6-8-10-12` as (6, 8, 10, 12); `name` is the setting's, for the message."""
+    """Read `6-8-10-12` as (6, 8, 10, 12)."""
     if not isinstance(text, str) or not re.fullmatch(r"\d+(-\d+)*", text):
         raise ValueError(f"{name} is {text!r}; sizes joined by hyphens are allowed, such as 6-8-10-12")
     return tuple(int(size) for size in text.split("-"))

@@ -35,7 +35,8 @@ class Subnetwork:
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
     residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
     the attention (MLP) branch is multiplied by `head_scale` (`part_scale`). `head_gates` and `part_gates` fade heads
-    and parts in: one gate each, the same in every layer, that multiplies what makes it (None: all are 1).
+    and parts in: one gate each, the same in every layer, that multiplies what makes it (None: all are 1). A layer
+    that keeps some of its heads (parts) has no such gates.
     """
 
     scales: tuple[float, ...]
@@ -55,6 +56,8 @@ class Subnetwork:
         for axis, kept in (("heads", self.heads), ("parts", self.parts)):
             if kept is None:
                 continue
+            if (self.head_gates if axis == "heads" else self.part_gates) is not None:
+                raise ValueError(f"subnetwork: {axis} are both chosen and under gates; one of the two is allowed")
             if len(kept) != len(self.scales):
                 raise ValueError(f"subnetwork: {axis} has {len(kept)} entries for {len(self.scales)} layers")
             for layer in self.kept:
