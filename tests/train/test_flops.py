@@ -105,7 +105,7 @@ def test_the_plan_of_the_papers_schedules() -> None:
     ],
 )
 def test_the_plan_of_a_model_that_grows_in_width(
-    settings: dict[str, str], counts: list[tuple[int, int]], relative: list[float]
+    settings: dict[str, Any], counts: list[tuple[int, int]], relative: list[float]
 ) -> None:
     """Of a layer's 12·768² weights and 2·128·768 products of attention a token, heads make 4·768² and the latter."""
     base = replace(SIZES["base"], vocabulary=30_000, positions=128)

@@ -224,15 +224,20 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
             "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
             "block cannot be chosen one by one."
         )
-    if (subnetwork.heads, subnetwork.parts, subnetwork.head_gates, subnetwork.part_gates) != (None,) * 4:
+    if subnetwork.heads is not None or subnetwork.parts is not None:
         raise ValueError(
-            "running: the subnetwork selects or gates heads or MLP parts, and attached models run whole layers. "
+            "running: the subnetwork selects heads or MLP parts, and attached models run whole layers. "
             "Make the method without the settings heads and parts."
         )
     if subnetwork.scaled == "branches" and any(scale not in (0, 1) for scale in subnetwork.scales):
         raise ValueError(
             "running: the subnetwork scales residual branches (scaled is 'branches'), which cannot be seen inside an "
             "attached block. Make the method with scaled='layer', so that it scales whole layers."
+        )
+    if (subnetwork.head_gates, subnetwork.part_gates) != (None, None):
+        raise ValueError(
+            "running: the subnetwork has gates of heads or MLP parts, which attached blocks do not take. Make the "
+            "method without the settings heads and parts."
         )
 
 
