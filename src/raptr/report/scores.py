@@ -1,5 +1,6 @@
 """The scores of models on tasks as a picture."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -9,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean, legend_below
 from raptr.report.statistics import Mean
@@ -26,9 +28,14 @@ class Scored:
     constants: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def average(self) -> float:
-        """The mean of the columns."""
-        return fmean(score.mean for name, score in self.scores.items() if name != AVERAGE)
+    def average(self) -> Mean:
+        """The mean of the columns; unless it is given, its error is that of independent ones."""
+        if AVERAGE in self.scores:
+            return self.scores[AVERAGE]
+        errors = [score.interval for score in self.scores.values()]
+        known = [error for error in errors if error is not None]
+        whole = math.hypot(*known) / len(errors) if len(known) == len(errors) else None
+        return Mean(fmean(score.mean for score in self.scores.values()), whole, len(errors))
 
 
 def scored(label: str, loss: float | None, columns: Mapping[str, Mapping[str, Any]]) -> Scored:
@@ -46,7 +53,7 @@ def draw_scores(models: Sequence[Scored], within: str) -> Figure:
     clean(right)
     _bars(left, models, columns)
     left.set_title(f"scores; whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
-    _against_loss(right, [model for model in models if model.loss is not None and set(columns) <= set(model.scores)])
+    _against_loss(right, models, columns)
     right.set_title("average score against held-out loss", fontsize=9, color=INK)
     handles = [
         Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], linestyle="none")
@@ -76,10 +83,11 @@ def _bars(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
     axes.set_ylim(0, min(105.0, 1.1 * max(*tops, 1.0)))
 
 
-def _against_loss(axes: Axes, models: Sequence[Scored]) -> None:
+def _against_loss(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
     for number, model in enumerate(models):
-        assert model.loss is not None
-        score = model.scores.get(AVERAGE, Mean(model.average, None, 1))
+        if model.loss is None or not set(columns) <= set(model.scores):
+            continue  # an average over other tasks does not compare
+        score = model.average
         axes.errorbar(
             model.loss,
             100 * score.mean,
@@ -91,4 +99,5 @@ def _against_loss(axes: Axes, models: Sequence[Scored]) -> None:
         )
     axes.set_xlabel("held-out loss", color=INK)
     axes.set_ylabel("average score, percent", color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.margins(0.15)
