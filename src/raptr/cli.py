@@ -3,7 +3,6 @@
 The help needs no torch, matplotlib or transformers: the commands import what does.
 """
 
-import json
 import os
 import platform
 from importlib.metadata import version
@@ -37,7 +36,7 @@ from raptr.options import (
     StepsOption,
 )
 from raptr.recipes import FIRST, RECIPES
-from raptr.studies.findings import FINDINGS, findings_table
+from raptr.studies.command import study
 
 if TYPE_CHECKING:
     from raptr.train.config import Config
@@ -279,31 +278,7 @@ def export(
     _say(Console(stderr=True), f"model   {folder}")
 
 
-@app.command()
-def study(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FINDINGS)}.")],
-    run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
-    small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
-    steps: Annotated[
-        list[int] | None, typer.Option(help="For polynomial-length: a length of the runs; repeatable.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
-) -> None:
-    """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. Stopped, it goes on where it was."""
-    with importing():
-        from raptr.studies.registry import conduct_named
-    console = Console(stderr=True)
-    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
-    try:
-        folder = conduct_named(name, run, out, **given, console=console)
-    except KeyboardInterrupt:
-        console.print("stopped; what was finished is kept, and the same command goes on")
-        raise typer.Exit(3) from None
-    Console().print(findings_table(json.loads((folder / "result.json").read_text(encoding="utf-8"))))
-    console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)
-    console.print(f"figure  {escape(str(folder / f'{name}.png'))}", highlight=False)
+app.command()(study)
 
 
 @app.command()

@@ -76,9 +76,11 @@ def see(tmp_path: Path) -> See:
 
 def test_every_run_is_drawn_and_every_table_filled(make_run: MakeRun, see: See) -> None:
     runs = [make_run("staged", sizes=(6, 8, 10, 12)), make_run("full"), make_run("unfinished", sizes=(6, 12), upto=250)]
+    runs[1] = replace(runs[1], scores={"SST-2": {"score": 0.87, "interval": 0.02, "constant": 0.51}})
     seen = see(
         runs,
         """
+        seen.scores = text("[data-sheet=scores] tbody");
         seen.lines = ["held", "train", "stage", "dot"].map((kind) => count(`.area .${kind}`));
         seen.tables = all("[data-sheet]").map((place) => place.querySelectorAll("tbody tr").length);
         seen.title = document.title;
@@ -88,7 +90,8 @@ def test_every_run_is_drawn_and_every_table_filled(make_run: MakeRun, see: See) 
         """,
     )
     assert seen["lines"] == [3, 3, 4, 5 + 5 + 3]
-    assert seen["tables"] == [3, 7, 4, 2, 4, 1]
+    assert seen["tables"] == [3, 1, 7, 4, 2, 4, 1]
+    assert seen["scores"] == "full87.0 ± 2.087.0"  # the task and the average
     assert seen["title"] == "staged, full, unfinished – raptr report"
     assert seen["legend"] == [f"{run.name} {run.evals[-1].loss:.3f}" for run in runs]
     assert seen["colours"] == 3

@@ -1,0 +1,46 @@
+"""Scores that evaluations noted in runs' folders: read, averaged and drawn."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raptr.report.runs import read_scores
+from raptr.report.scores import AVERAGE, Scored, draw_scores, scored
+from raptr.report.statistics import Mean
+
+
+def test_what_was_noted_is_read_and_what_is_damaged_is_left_out(tmp_path: Path) -> None:
+    assert read_scores(tmp_path) == {}
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    cell = {"score": 0.8, "interval": None, "constant": 0.5}
+    (folder / "finetune-sst2.json").write_text(json.dumps({"model": "x", "columns": {"SST-2": cell}}))
+    (folder / "half.json").write_text('{"columns": {"RTE"')
+    (folder / "list.json").write_text("[1]")
+    assert read_scores(tmp_path) == {"SST-2": cell}
+
+
+def test_an_average_has_the_error_of_independent_scores() -> None:
+    cells = {
+        "a": {"score": 0.6, "interval": 0.03, "constant": 0.5},
+        "b": {"score": 0.8, "interval": 0.04, "constant": 0.4},
+    }
+    judged = scored("run", 2.0, cells)
+    assert (judged.average.mean, judged.average.interval) == (pytest.approx(0.7), pytest.approx(0.025))
+    assert judged.constants == {"a": 0.5, "b": 0.4}
+    assert scored("run", 2.0, {**cells, "c": {"score": 0.7, "constant": 0.1}}).average.interval is None
+    own = Scored("entry", 2.0, {"a": Mean(0.6, None, 2), AVERAGE: Mean(0.9, 0.1, 2)})
+    assert own.average == Mean(0.9, 0.1, 2)
+
+
+def test_the_picture_has_a_bar_for_each_score_and_a_point_for_each_whole_average() -> None:
+    whole = {"a": Mean(0.6, 0.1, 3), "b": Mean(0.8, None, 1)}
+    models = [Scored("part", 1.0, {"a": whole["a"]}), Scored("x", 2.0, whole, {"a": 0.5}), Scored("y", None, whole)]
+    left, right = draw_scores(models, "the seeds").axes
+    assert [bar.get_height() for bar in left.patches] == pytest.approx([60, 60, 80, 60, 80])  # type: ignore[attr-defined]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["a", "b"]
+    ((x, y),) = np.asarray(right.get_lines()[0].get_xydata()).tolist()
+    assert x == 2.0
+    assert y == pytest.approx(70)
