@@ -79,7 +79,8 @@ def test_tables_page_and_picture(judged: tuple[dict[str, Any], Path]) -> None:
     assert "| entry | FLOPs | held-out loss | SST-2 | RTE | Avg. |" in page
     assert "constant answer" in page
     assert (out / "compare-tasks.png").read_bytes().startswith(b"\x89PNG")
-    _, tasks, _ = shown(found(out)).renderables
+    _, tasks, caption = shown(found(out)).renderables
+    assert "constant answer" in str(caption)
     headings = [str(column.header) for column in tasks.columns]  # type: ignore[union-attr]
     assert headings[3:] == ["SST-2", "RTE", "Avg."]
     left, right = tasks_picture(found(out)).axes

@@ -1,5 +1,7 @@
 """Likelihoods and greedy answers against lm-eval's own model and against plain forward passes."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +120,16 @@ def test_an_empty_prompt(taught: Path) -> None:
     assert value < 0
 
 
+def test_a_tokenizer_without_an_end_is_refused(taught: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(taught, tmp_path / "endless")
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "eos_token"}))
+    with pytest.raises(ValueError, match=r"endless.*ends a text"):
+        load_decoder(folder)
+
+
 def test_a_vocabulary_for_ul2_alone_does_not_make_a_ul2_model(ul2: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "causal"
-    folder.mkdir()
-    for path in ul2.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(ul2, tmp_path / "causal")
     (folder / "README.md").write_text("---\ntags: [raptr, llama, causal]\n---\n")
     assert load_decoder(folder).attentions == ("causal",)
     assert load_decoder(folder, ["prefix"]).mode == 3

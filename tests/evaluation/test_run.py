@@ -202,6 +202,15 @@ def test_a_killed_command_goes_on(bert: Path, little: Path, tmp_path: Path, monk
     assert json.loads((out / "finetune.json").read_text())["rows"][0]["seeds"] == len(kept) + 1
 
 
+def test_rates_can_be_compared_on_fewer_seeds(bert: Path, task: Path, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"rates": [1e-7, RATE], "seeds": 3, "tune": 1}
+    record = tuned(bert, task, tmp_path, **keys)
+    assert [(row["rate"], row["seeds"]) for row in record["rows"]] == [(1e-7, 1), (RATE, 3)]
+    assert best(record)["rate"] == RATE
+    again = finetune(bert, "sst2", task, tmp_path, recipe=SHORT, console=QUIET, device="cpu", **keys)
+    assert (again.finished, again.planned) == (4, 4)
+
+
 def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
     tuned(bert, little, tmp_path / "one", rates=[RATE], seeds=2)
     tuned(bert, little, tmp_path / "two", rates=[RATE], seeds=2, jobs=2)
@@ -329,6 +338,8 @@ def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path,
         ({"rates": [2.0]}, r"--rate is 2\.0"),
         ({"seeds": 0}, r"--seeds is 0"),
         ({"jobs": 0}, r"--jobs is 0"),
+        ({"tune": 0}, r"--tune is 0"),
+        ({"tune": 4}, r"--tune is 4.*3"),
         ({"device": "tpu"}, r"--device is 'tpu'"),
         ({"device": "cuda"}, r"--device is cuda.*no GPU"),
     ],

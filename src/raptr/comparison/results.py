@@ -56,7 +56,8 @@ def _errors(record: Mapping[str, Any], label: str) -> dict[str, float]:
 def shown(record: Mapping[str, Any]) -> Group:
     """The final table of a comparison's record, for a terminal."""
     table = read_rows(record)
-    caption = " ".join([record["budget"], *notes(table)])
+    judged = [_constant_answers(record)] if any(row.scores for row in table) else []
+    caption = " ".join([record["budget"], *notes(table), *judged])
     return rich_table(finals(table), f"Comparison: {_title(record)}", caption)
 
 
@@ -86,20 +87,20 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
 def _constant_answers(record: Mapping[str, Any]) -> str:
     """What the best constant answers score, and which entries are no better."""
     said = ["Scores are percent, means over the seeds with 95% intervals."]
+    low = []
     for row in finals(read_rows(record)):
-        constants = _constants(record, row.label)
+        constants, errors = _constants(record, row.label), _errors(record, row.label)
         if constants and len(said) == 1:
             listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in constants.items())
             said.append(f"The best constant answer scores: {listed}.")
-        errors = _errors(record, row.label)
-        low = [
+        names = [
             name
-            for name, value in constants.items()
-            if name in row.scores
-            and row.scores[name].mean - max(row.scores[name].interval or 0.0, errors[name]) <= value
+            for name, score in row.scores.items()
+            if name in constants and score.mean - max(score.interval or 0.0, errors[name]) <= constants[name]
         ]
-        if low:
-            said.append(f"At chance, not above the constant answer: {row.label} on {', '.join(low)}.")
+        low += [f"{row.label} on {', '.join(names)}"] if names else []
+    if low:
+        said.append(f"At chance, not above the constant answer by more than the error: {'; '.join(low)}.")
     return " ".join(said)
 
 

@@ -33,6 +33,7 @@ class Finetune:
     tasks: tuple[str, ...] = ("mnli", "qnli", "sst2")
     rates: tuple[float, ...] = ()
     seeds: int = 3
+    tune: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def judge(
                 recipe=Recipe(**asked.recipe),
                 rates=ask.rates,
                 seeds=ask.seeds,
+                tune=ask.tune,
                 device=device,
                 jobs=jobs,
                 console=console,

@@ -26,6 +26,9 @@ def finetune(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds at each learning rate.")] = 3,
+    tune: Annotated[
+        int | None, typer.Option(help="Compare rates on so many seeds; others run at the best rate. [default: all]")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 3,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens per example; longer ones are cut.")] = 128,
@@ -64,6 +67,7 @@ def finetune(
             recipe=recipe,
             rates=rate or (),
             seeds=seeds,
+            tune=tune,
             texts=text or (),
             label=label,
             dev=dev,

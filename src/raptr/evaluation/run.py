@@ -20,7 +20,7 @@ from raptr.evaluation.encoder import Encoder, load_encoder
 from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
-from raptr.evaluation.summary import as_json, draw, rows
+from raptr.evaluation.summary import as_json, best_rate, draw, rows
 from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, Tuning, constant_answer
 from raptr.files import locked, new_file
@@ -59,6 +59,7 @@ def finetune(
     recipe: Recipe | None = None,
     rates: Sequence[float] = (),
     seeds: int = SEEDS,
+    tune: int | None = None,
     texts: Sequence[str] = (),
     label: str | None = None,
     dev: str | None = None,
@@ -70,7 +71,8 @@ def finetune(
     """Fine-tune the encoder at every rate and seed that is not done yet, and write the record.
 
     `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
-    `rates` the encoder's width decides (`Encoder.rates`). `jobs` fine-tunings are made at once, each in a process.
+    `rates` the encoder's width decides (`Encoder.rates`). With `tune` the rates are compared on so many seeds, and the
+    other seeds run at the best one only. `jobs` fine-tunings are made at once, each in a process.
     """
     console, stop, recipe = console or Console(stderr=True), stop or StopRequest(), recipe or Recipe()
     found = find_task(task)
@@ -80,28 +82,44 @@ def finetune(
             raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}; a whole number from 1 on is allowed")
+    if tune is not None and not 1 <= tune <= seeds:
+        raise ValueError(f"--tune is {tune}; 1 to {seeds}, the number of seeds, is allowed")
     if jobs < 1:
         raise ValueError(f"--jobs is {jobs}; a whole number from 1 on is allowed")
     examples = read_task(found, data, texts=texts, label=label, dev=dev)
     encoder = load_encoder(model)
     folder = out or Path("runs") / NAME / f"{encoder.folder.name}-{found.name}"
-    planned = [(rate, seed) for rate in sorted(set(rates or encoder.rates)) for seed in range(seeds)]
+    tried, compared = sorted(set(rates or encoder.rates)), tune or seeds
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", f"{folder} is used by another process; wait for it, or name another --out"):
         settings = _settle(folder, _settings(encoder, examples, recipe))
-        missing = [key for key in planned if _read(folder, key) is None]
-        if missing:
+        source = _Source(encoder.folder.path, found.name, data, tuple(texts), label, dev, recipe, where)
+        while missing := [key for key in _wanted(folder, tried, compared, seeds, found) if _read(folder, key) is None]:
             with stop.listening():
                 if min(jobs, len(missing)) == 1:
                     _work(Tuning(encoder, examples, recipe, where), folder, missing, stop, console)
                 else:
-                    source = _Source(encoder.folder.path, found.name, data, tuple(texts), label, dev, recipe, where)
                     _work_at_once(source, folder, missing, min(jobs, len(missing)), stop, console)
+            if stop.asked:
+                break
         record = _record(folder, settings, examples)
         if record is not None:
             _note(encoder, found, record)
+        planned = _wanted(folder, tried, compared, seeds, found)
         done = [key for key in planned if _read(folder, key) is not None]
-    return Finetuned(folder, record, len(done), len(planned))
+        later = seeds - compared if len(done) < len(planned) and len(planned) == len(tried) * compared else 0
+    return Finetuned(folder, record, len(done), len(planned) + later)
+
+
+def _wanted(folder: Path, rates: Sequence[float], compared: int, seeds: int, task: Task) -> list[tuple[float, int]]:
+    """Every rate with the seeds on which they are compared; when these are done, the best rate with the others."""
+    first = [(rate, seed) for rate in rates for seed in range(compared)]
+    results = [result for key in first if (result := _read(folder, key)) is not None]
+    if len(results) < len(first):
+        return first
+    by_rate = {rate: [result for result in results if result["rate"] == rate] for rate in rates}
+    best = best_rate(by_rate, task.metrics[0])
+    return first + ([] if best is None else [(best, seed) for seed in range(compared, seeds)])
 
 
 def _work(tuning: Tuning, folder: Path, keys: Sequence[tuple[float, int]], stop: StopRequest, console: Console) -> None:

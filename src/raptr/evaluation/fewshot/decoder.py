@@ -72,6 +72,8 @@ def load_decoder(model: Path, attentions: Sequence[str] = ()) -> Decoder:
             f"{folder.path} is an encoder ({folder.config.model_type}); fewshot judges decoders. "
             "Use raptr finetune for it."
         )
+    if folder.tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer in {folder.path} has no token that ends a text, at which answers stop")
     known = folder.tokenizer.get_vocab().get(MODE)
     if "prefix" in attentions and known is None:
         raise ValueError(
