@@ -42,11 +42,11 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def make_execution(model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents."""
+def make_execution(model: Model, settings: TrainSettings, device: torch.device) -> Execution:
+    """The form that the settings ask for."""
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
-    return Gather(forward) if settings.form(device, segments) == "gather" else Skip(forward)
+    return Gather(forward) if settings.form(device) == "gather" else Skip(forward)
 
 
 @final

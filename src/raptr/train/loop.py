@@ -159,10 +159,9 @@ class Trainer:
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        settings, isolate = self.config.train, self.config.data.isolate_documents
-        self.model = self.dimensions.resized(shape).build(settings.seed).to(self.device)
+        self.model = self.dimensions.resized(shape).build(self.config.train.seed).to(self.device)
         self.parameters = list(self.model.parameters())
-        self.execution = make_execution(self.model, settings, self.device, segments=isolate)
+        self.execution = make_execution(self.model, self.config.train, self.device)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
 
     def grow(self, shape: Shape) -> None:
