@@ -31,7 +31,9 @@ import argparse
 import gc
 import json
 import re
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -71,12 +73,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = ("gather", "skip", "zero")
 FOREVER = 10**6  # steps that the runs are planned for; a few are made
 CASES = ("bert/base:256x128", "bert/large:128x128", "bert/large:32x512", "bert/mini:256x128")
-KINDS = {
+KINDS = {  # the first that fits
     "matrix products": r"nvjet|gemm|cutlass|splitK",
-    "attention": r"attention|sdpa|flash",
-    "activation": r"gelu",
-    "normalisation and residuals": r"_norm|add_view|_fused_add|fused_mul",
-    "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm",
+    "attention": r"attention|sdpa|flash|cudnn",
+    "activation": r"gelu|silu|swiglu",
+    "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm|lerp|_copy__div_mean|fused(_add)?_mean_pow",
+    "rotation of queries and keys": r"_cat_|permute|select_backward|transpose",
+    "normalisation and residuals": r"_norm|add_view|_fused_add|fused_mul|pow_rsqrt|pow_sum|unsafe_view_add",
     "cross entropy": r"cross_entropy|log_softmax|nll_loss",
     "copies and casts": r"Memcpy|memcpy|copy|Memset",
 }
@@ -514,6 +517,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_speed.json")
     parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
     given = parser.parse_args(arguments)
+    given.command = shlex.join(["python", "-m", "benchmarks.step_speed", *(arguments or sys.argv[1:])])
     if given.show:
         there = json.loads(given.out.read_text())
         print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
@@ -540,7 +544,8 @@ def _measure(given: argparse.Namespace) -> None:
         print(tables(result, rate), flush=True)
         _collect()
         written = {"matrix product, FLOP/s": rate, "blocks": given.blocks, "steps": given.steps, "cases": cases}
-        given.out.write_text(json.dumps({**written, "environment": environment()}, indent=2) + "\n")
+        described = {"command": given.command, "environment": environment()}
+        given.out.write_text(json.dumps({**written, **described}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

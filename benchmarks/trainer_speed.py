@@ -17,7 +17,9 @@ counted one is the same of FLOPs. The stock heads run on all positions.
 import argparse
 import gc
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -248,6 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, for a trial")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainer_speed.json")
     given = parser.parse_args(arguments)
+    command = shlex.join(["python", "benchmarks/trainer_speed.py", *(arguments or sys.argv[1:])])
     until, results = time.perf_counter() + given.seconds, []
     cases = TINY_CASES if given.tiny else CASES
     timing = {"steps": given.steps, "warm": given.warm, "rounds": given.rounds}
@@ -255,7 +258,8 @@ def main(arguments: list[str] | None = None) -> None:
         results.append(measure(name, cases[name], **timing, compiled=given.compile, until=until))
         print(table(results[-1]), flush=True)
         versions = {package: version(package) for package in ("transformers", "accelerate")}
-        written = {**timing, "schedule": SIZES, "cases": results, "environment": {**environment(), **versions}}
+        written = {**timing, "schedule": SIZES, "cases": results, "command": command}
+        written["environment"] = {**environment(), **versions}
         given.out.write_text(json.dumps(written, indent=2) + "\n")
         gc.collect()
         if GPU:

@@ -320,6 +320,27 @@ def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> 
 
 
 @on_gpu
+@pytest.mark.parametrize("features", [8192, 1376, 40])
+def test_swiglu_kernel(features: int) -> None:
+    from raptr.models import kernels
+
+    torch.manual_seed(0)
+    z = (3 * torch.randn(3, 7, 2 * features, device="cuda")).bfloat16().requires_grad_()
+    grad = torch.randn(3, 7, features, device="cuda", dtype=torch.bfloat16)
+    wide = z.detach().double().requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    expected = F.silu(gate) * up
+    expected.backward(grad.double())  # type: ignore[no-untyped-call]
+    found = kernels.swiglu(z)
+    found.backward(grad)
+    for mine, right in ((found, expected), (z.grad, wide.grad)):
+        assert mine is not None
+        assert right is not None
+        assert mine.shape == right.shape
+        assert (mine - right).norm() / right.norm() < 4e-3
+
+
+@on_gpu
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("vocabulary", [1000, 9001, 70_000])
@@ -371,7 +392,8 @@ def test_graphs_equal_skipping_on_a_gpu(micros: int, config: ModelConfig) -> Non
 
 
 @on_gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, from its compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, from its compiler, as the next
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @every_family
 def test_graphs_keep_documents_apart(config: ModelConfig) -> None:
     gpu, subnetwork = torch.device("cuda"), SUBNETWORKS["depth"]

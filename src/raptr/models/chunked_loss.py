@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SCORES = 1 << 28  # that exist at a time, at most (of one row at least): 512 MiB in half precision
+SCORES = 1 << 29  # that exist at a time, at most (of one row at least): 1 GiB in half precision
 
 # scores_RV, bias_V, labels_R, share, z_loss -> losses_R: the rows' losses with the z-loss in them; over the scores,
 # which do not hold the bias yet, it writes the gradient of `share` times the sum of the losses.

@@ -49,6 +49,15 @@ def residual_mlp(
     return out_ND.view_as(x_BSD)
 
 
+def swiglu(z: Tensor) -> Tensor:
+    """silu(gate)·up, (..., F), of the product that has both side by side, (..., 2F)."""
+    if _half(z) and z.dtype == torch.bfloat16:
+        activated: Tensor = kernels.swiglu(z)
+        return activated
+    gate, up = z.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float = 0.0
 ) -> Tensor:

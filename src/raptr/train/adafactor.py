@@ -19,7 +19,7 @@ at step 1,000 a β of 0, and not an average with zeros.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, final
 
 import torch
@@ -92,9 +92,14 @@ def compiled(backend: Any = "inductor") -> Update:
 
     def run(p: Tensor, g: Tensor, averages: list[Tensor], lr: float, new: float) -> None:
         # Numbers that change reach compiled code as tensors: it would be compiled anew for each.
-        fused(p, g, averages, *(torch.full((), rate, device=p.device) for rate in (lr, new)))
+        fused(p, g, averages, _number(lr, p.device), _number(new, p.device))
 
     return run
+
+
+@lru_cache(maxsize=64)  # most parameters of a step have the same
+def _number(value: float, device: torch.device) -> Tensor:
+    return torch.full((), value, device=device)
 
 
 def _rms(x: Tensor) -> Tensor:
