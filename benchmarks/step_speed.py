@@ -274,7 +274,8 @@ def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
         _, head, how = name.split(", ")
         if head == "masked positions" and bench.case.family == "decoder":
             continue  # every position is a target
-        stock = Stock(bench.dimensions()).to(bench.device)
+        with bench.device:
+            stock = Stock(bench.dimensions())
         bench.peer(name, stock.model, peer_loss(stock, HEADS[head], how), masked=head == "masked positions")
 
 
