@@ -70,6 +70,7 @@ from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MEMORY = "peak memory, bytes"
 FORMS = ("gather", "skip", "zero")
 FOREVER = 10**6  # steps that the runs are planned for; a few are made
 CASES = ("bert/base:256x128", "bert/large:128x128", "bert/large:32x512", "bert/mini:256x128")
@@ -377,23 +378,27 @@ def measure_peers(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ..
         add_peers(bench, (name,))
         if name in bench.ways:
             results.append(_alone(bench, name, blocks, steps))
+    rates = [one.pop("rate") for one in results]
     return {
         **results[0],
         "milliseconds": {name: times for one in results for name, times in one["milliseconds"].items()},
         "recompiled graphs": sum(one["recompiled graphs"] for one in results),
-        "peak memory, bytes": {name: size for one in results for name, size in one["peak memory, bytes"].items()},
-        "matrix product each time, FLOP/s": [one["rate"] for one in results],
+        **{
+            kind: {name: size for one in results for name, size in one[kind].items()}
+            for kind in (MEMORY, f"{MEMORY}, device")
+        },
+        "matrix product each time, FLOP/s": rates,
     }
 
 
 def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
     """The times of a way, whose models are then dropped."""
-    stored: dict[str, dict[str, int]] = {"": {}, ", device": {}}
+    stored: dict[str, dict[str, int]] = {MEMORY: {}, f"{MEMORY}, device": {}}
     result = interleaved(bench, blocks, steps)
-    _peak(bench.ways[name], stored, "", name)
+    _peak(bench.ways[name], stored, MEMORY, name)
     bench.ways.clear()
     _collect()
-    return {**result, "peak memory, bytes": stored[""], "rate": matrix_rate()}
+    return {**result, **stored, "rate": matrix_rate()}
 
 
 def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
