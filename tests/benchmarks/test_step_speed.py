@@ -182,7 +182,10 @@ def test_a_share_counts_the_ways_own_flops() -> None:
     assert [row.split("|")[5].strip() for row in rows] == ["0.100", "0.200"]
 
 
-@pytest.mark.parametrize("name", ["bert_speed.json", "bert_speed_large.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert_speed.json", "bert_speed_large.json", "decoder_speed.json", "decoder_speed_100m.json", "ul2_speed.json"],
+)
 def test_committed_results_name_the_flops_of_every_way(name: str) -> None:
     result = json.loads((Path(step_speed.__file__).parent / "results" / name).read_text())
     for case in result["cases"]:
