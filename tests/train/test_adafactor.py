@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import Bert
 from raptr.train import adafactor
-from raptr.train.adafactor import Adafactor
+from raptr.train.adafactor import Adafactor, compiled_update
 from raptr.train.idle import Policy, idle
 from raptr.train.optimizer import OptimizerSettings, make_optimizer
 
@@ -81,12 +81,13 @@ def test_the_compiled_update_is_the_same_and_compiled_once(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = CompileCounter()
+    monkeypatch.setattr(adafactor, "compiled_update", lambda: compiled_update(counter))
     results = []
-    for update in (adafactor.update, adafactor.compiled(counter)):
-        monkeypatch.setattr(adafactor, "_update_on", lambda _, update=update: update)
+    for compiled in (False, True):
         torch.manual_seed(0)
         parameter = nn.Parameter(torch.randn(shape[0] * shape[1], *shape[2:]))
-        optimizer = Adafactor([{"params": [parameter], "parts": shape[0]}], lr=0.1, factored=4)
+        groups = [{"params": [parameter], "parts": shape[0]}]
+        optimizer = Adafactor(groups, lr=0.1, factored=4, compiled=compiled)
         for step in range(12):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
             train(optimizer, parameter, [torch.randn_like(parameter)])
@@ -104,7 +105,7 @@ def test_a_gpu_makes_the_steps_of_a_cpu(shape: tuple[int, ...]) -> None:
         torch.manual_seed(0)
         parameter = nn.Parameter(torch.randn(shape).to(device))
         parts = 3 if shape[0] % 3 == 0 else 1
-        optimizer = Adafactor([{"params": [parameter], "parts": parts}], lr=0.1)
+        optimizer = Adafactor([{"params": [parameter], "parts": parts}], lr=0.1, compiled=device == "cuda")
         train(optimizer, parameter, [gradient.to(device) for gradient in gradients])
         results.append([tensor.cpu() for tensor in (parameter.detach(), *optimizer.state[parameter].values())])
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)

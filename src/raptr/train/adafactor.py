@@ -35,10 +35,16 @@ LEAST_SCALE = 1e-3  # of a weight: those that begin at zero could not leave it o
 
 @final
 class Adafactor(Optimizer):
-    """A group's `parts` is the number of equal maps that each of its parameters holds in its first dimension."""
+    """A group's `parts` is the number of equal maps that each of its parameters holds in its first dimension.
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, *, factored: int = FACTORED) -> None:
+    With `compiled`, the update is: on a GPU each of its operations would be a pass over memory.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, *, factored: int = FACTORED, compiled: bool = False
+    ) -> None:
         super().__init__(groups, {"lr": lr, "parts": 1, "factored": factored})
+        self._update = compiled_update() if compiled else update
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -53,7 +59,7 @@ class Adafactor(Optimizer):
                         state |= _initial(p, group["factored"])
                     state["step"] += 1
                     averages = [state[kind] for kind in ("square", "row", "column") if kind in state]
-                    _update_on(p.device)(p, g, averages, group["lr"], state["step"].item() ** -POWER)
+                    self._update(p, g, averages, group["lr"], state["step"].item() ** -POWER)
 
 
 def _initial(p: Tensor, least: int) -> dict[str, Tensor]:
@@ -79,27 +85,22 @@ def update(p: Tensor, g: Tensor, averages: list[Tensor], lr: float | Tensor, new
     p.sub_(lr * _rms(p).clamp(min=LEAST_SCALE) * (u / _rms(u).clamp(min=1)))
 
 
-def _update_on(device: torch.device) -> Update:
-    """The update as the device runs it: compiled on a GPU, where each of its operations would be a pass over memory."""
-    return compiled() if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled() else update
-
-
 @cache
-def compiled(backend: Any = "inductor") -> Update:
-    """The compiled update."""
+def compiled_update(backend: Any = "inductor") -> Update:
+    """The update, compiled once for each shape."""
     torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
     fused = torch.compile(update, fullgraph=True, dynamic=False, backend=backend)
 
     def run(p: Tensor, g: Tensor, averages: list[Tensor], lr: float, new: float) -> None:
         # Numbers that change reach compiled code as tensors: it would be compiled anew for each.
-        fused(p, g, averages, _number(lr, p.device), _number(new, p.device))
+        fused(p, g, averages, *(_number(rate, p.dtype, p.device) for rate in (lr, new)))
 
     return run
 
 
 @lru_cache(maxsize=64)  # most parameters of a step have the same
-def _number(value: float, device: torch.device) -> Tensor:
-    return torch.full((), value, device=device)
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -159,10 +159,11 @@ class Trainer:
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        self.model = self.dimensions.resized(shape).build(self.config.train.seed).to(self.device)
+        settings = self.config.train
+        self.model = self.dimensions.resized(shape).build(settings.seed).to(self.device)
         self.parameters = list(self.model.parameters())
-        self.execution = make_execution(self.model, self.config.train, self.device)
-        self.optimizer = make_optimizer(self.config.optimizer, self.model)
+        self.execution = make_execution(self.model, settings, self.device)
+        self.optimizer = make_optimizer(self.config.optimizer, self.model, compiled=settings.compiled(self.device))
 
     def grow(self, shape: Shape) -> None:
         """Make the model and what the optimizer knows those of a larger shape."""
