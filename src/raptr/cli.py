@@ -21,10 +21,10 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
-from raptr.methods import METHODS
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
+    METHOD_HELP,
     AverageOption,
     FamilyOption,
     FullStartOption,
@@ -133,10 +133,13 @@ def pretrain(
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
         from raptr.train.config import BUILTIN
+        from raptr.train.console import advised_start
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
     _say(console, f"run     {folder}")
+    for line in advised_start(full, folder, fresh=fresh):
+        _say(console, f"method  {line}")
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
     with work_in(folder):
@@ -162,7 +165,7 @@ def plan(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,

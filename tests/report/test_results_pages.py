@@ -63,6 +63,7 @@ def test_main_writes_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(redraw, "ROOT", tmp_path)
     monkeypatch.setattr(redraw, "DOCS", tmp_path)
     monkeypatch.setattr(redraw, "RESULTS", tmp_path)
+    monkeypatch.setattr(redraw, "MEASURED", tmp_path / "measured.json")
     monkeypatch.setattr(redraw, "PAGES", (PAGE,))
     page = tmp_path / "a.md"
     page.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")

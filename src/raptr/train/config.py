@@ -12,6 +12,8 @@ from raptr.methods import Method, make_method
 from raptr.models.contract import Family, ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read, values
+from raptr.train import advice
+from raptr.train.advice import AUTO
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
 from raptr.train.starting import with_start
@@ -209,7 +211,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings."""
+    """A complete run. `method` holds the method's name and its settings; `auto` takes what was measured to be best."""
 
     train: TrainSettings
     model: ModelSettings = ModelSettings()
@@ -227,6 +229,7 @@ class Config:
                 f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
                 f"{', '.join(learnt)}"
             )
+        advice.check(self)
         isolate = self.data.isolate_documents
         self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
@@ -307,21 +310,24 @@ class Config:
         return self.objective.targets(self.data.length)
 
     def following(self, begun: "Config") -> "Config":
-        """The same, `auto` replaced by the device and the precision that a run began with."""
-        return replace(self, train=self.train.following(begun.train))
+        """The same, `auto` replaced by the method, the device and the precision that a run began with."""
+        method = begun.method if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.following(begun.train), method=method)
 
     def resolved(self) -> "Config":
-        """The same, `auto` replaced by the device and the precision that this machine gets."""
-        return replace(self, train=self.train.resolved())
+        """The same, `auto` replaced by the method that is advised and the device and precision that are here."""
+        method = self.mapping()["method"] if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.resolved(), method=method)
 
     def make_method(self, dimensions: ModelConfig) -> Method:
         """The training method for a model of these dimensions."""
-        settings = {key: value for key, value in self.method.items() if key != "name"}
+        method = advice.decided(self, dimensions)
+        settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
             if key in settings:
                 raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
         return make_method(
-            self.method["name"],
+            method["name"],
             shape=dimensions.shape,
             steps=self.train.steps,
             seed=self.train.seed,
