@@ -39,6 +39,21 @@ def measurements(records: Mapping[str, Any]) -> list[Measured]:
     return list(found.values())
 
 
+def full_training(records: Mapping[str, Any]) -> dict[Place, Difference]:
+    """How far full training of all steps ends below that with the FLOPs of the other entries, by place."""
+    found: dict[Place, tuple[bool, int, Difference]] = {}
+    for record in records.values():
+        if record is None or not _rows("", record):
+            continue
+        (full,) = [row for row in finals(read_rows(record)) if row.label == FULL]
+        difference = _difference(full.to_reduced)
+        order = (_steps_of_decay(record["configs"][FULL]) is not None, -difference.seeds, difference)
+        place = place_of(record)
+        if place not in found or order[:2] < found[place][:2]:
+            found[place] = order
+    return {place: difference for place, (_, _, difference) in found.items()}
+
+
 def packaged(records: Mapping[str, Any]) -> str:
     """The content of src/raptr/train/measured.json."""
     return "[\n" + ",\n".join(json.dumps(_rounded(asdict(row))) for row in measurements(records)) + "\n]\n"

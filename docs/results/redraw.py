@@ -17,7 +17,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages import boolean, comparison, corpus, evidence, families, linear, polynomial, speed, stability
+from docs.results.pages import (
+    boolean,
+    comparison,
+    corpus,
+    evidence,
+    families,
+    linear,
+    polynomial,
+    speed,
+    stability,
+    which,
+)
 from docs.results.pages.contract import Page
 from evidence.measured import packaged, read_records
 
@@ -35,6 +46,7 @@ PAGES: tuple[Page, ...] = (
     polynomial.PAGE,
     speed.PAGE,
     stability.PAGE,
+    which.PAGE,
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

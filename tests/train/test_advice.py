@@ -54,8 +54,11 @@ def test_the_lowest_loss_is_taken_and_full_training_where_nothing_pays() -> None
 
 
 def test_three_seeds_come_before_one() -> None:
-    assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, 0.02)) == "stacking"
-    assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, 0.02, seeds=1)) == "progressive-stacking"
+    assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02)) == "stacking"
+    assert chosen(row(DOUBLING, 0.02, seeds=1), row(GRADUAL, 0.05)) == "stacking"
+    assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02, longer=1.3)) == "stacking"
+    # a lead that is as good as full training comes before what is only better than full training with the same FLOPs
+    assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, 0.02)) == "progressive-stacking"
 
 
 def test_as_good_in_the_same_steps_comes_before_better_in_more() -> None:
@@ -72,6 +75,13 @@ def test_each_method_is_judged_by_its_nearest_measurement() -> None:
     assert chosen(*rows, place=far) == "stacking"
     # 3.5 tokens per weight are out of reach of 20, and do not count beside what was measured there
     assert chosen(row(GRADUAL, -0.3, place=short), row(DOUBLING, 0.02)) == "progressive-stacking"
+
+
+def test_of_what_is_equally_well_known_the_nearest_is_taken() -> None:
+    here, there = replace(PLACE, layers=6), replace(PLACE, layers=8)
+    rows = (row(DOUBLING, -0.03, seeds=1, place=here, longer=1.3), row(GRADUAL, -0.09, seeds=1, place=there))
+    assert chosen(*rows, place=here) == "progressive-stacking"
+    assert chosen(*rows, place=there) == "stacking"
 
 
 def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:

@@ -3,9 +3,9 @@
 `measured.json` has what each method came to at each size and length, against full training. `make results` writes it
 from the records of the comparisons (docs/results/), so a new record changes the choice without a change here.
 
-The steps of a run stay as they are given. So a method counts first that ended as good as full training with no more
-steps than it; then one that ended as good with more steps; then one that ended below full training with the same FLOPs.
-Three seeds count before fewer. docs/results/which-method.md has the reasons.
+The steps of a run stay as they are given. So a method comes first that in three seeds ended below full training with no
+more steps than that had; then one that did with more steps; then one that did on fewer seeds; then one that ended below
+full training with the same FLOPs, in three seeds before fewer. docs/results/which-method.md has the reasons.
 """
 
 import json
@@ -31,7 +31,7 @@ NEAR = 2.0  # a size or a length that differs by a larger factor is far from wha
 REACH = 4.0  # methods that were measured within this factor are compared with each other
 SAME = 1.005  # relative steps that count as the same
 OF_STEPS = ("full_start", "mask_steps")  # settings that are a number of steps
-OF_DEPTH = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
+OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,21 @@ class Measured:
 
     def settings(self, layers: int, steps: int) -> dict[str, Any] | None:
         """The method for a model of this depth and a run of this length; None where it cannot be carried over."""
-        measured, made = self.place.layers, dict(self.method)
-        if layers != measured and any(key in made for key in OF_DEPTH):
-            return None
-        if "schedule" in made:
-            sizes = parse_sizes(made["schedule"])
-            least = min(layers, 2 if made["name"] == "raptr" else 1)
-            made["schedule"] = "-".join(str(max(least, _rounded(size * layers / measured))) for size in sizes)
-            if "average" in made:
-                made["average"] = made["average"] * layers / measured
-        for key in OF_STEPS:
-            if key in made:
-                made[key] = _rounded(made[key] * steps / self.steps)
-        return made
+        return scaled(self.method, layers / self.place.layers, steps / self.steps)
+
+
+def scaled(method: Mapping[str, Any], depth: float, length: float) -> dict[str, Any] | None:
+    """A method for a model `depth` times as deep and a run `length` times as long; None where that has no meaning."""
+    made = dict(method)
+    if depth != 1 and any(key in made for key in OF_SHAPE):
+        return None
+    if "schedule" in made:
+        sizes = [_rounded(size * depth) for size in parse_sizes(made["schedule"])]
+        least = min(sizes[-1], 2 if made["name"] == "raptr" else 1)  # of RaPTr two layers are fixed
+        made["schedule"] = "-".join(str(max(least, size)) for size in sizes)
+        if "average" in made:
+            made["average"] = made["average"] * depth
+    return made | {key: _rounded(made[key] * length) for key in OF_STEPS if key in made}
 
 
 @cache
@@ -203,7 +205,7 @@ def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
     least = min((row.place.distance(place) for row in reached), default=0.0)
     pool = [row for row in reached if row.place.factor(place) <= REACH]
     pool = pool or [row for row in reached if row.place.distance(place) == least]
-    return min((row for row in pool if row.to_reduced.below), key=_worth, default=None)
+    return min((row for row in pool if row.to_reduced.below), key=lambda row: _worth(place, row), default=None)
 
 
 def nearest(place: Place, measured: Sequence[Measured]) -> list[Measured]:
@@ -232,11 +234,16 @@ def plain_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **changed}
 
 
-def _worth(row: Measured) -> tuple[bool, int, float]:
-    """The smaller, the better: seeds, then what is known about the steps that the user gives, then the loss."""
-    as_good = row.to_full.below
-    rank = (0 if row.longer <= SAME else 1) if as_good else 2
-    return row.to_full.seeds < SEEDS, rank, row.to_full.mean
+def _worth(place: Place, row: Measured) -> tuple[int, float, float]:
+    """The smaller, the better: what is known of the method, then how near that was measured, then the loss."""
+    as_good, sure = row.to_full.below, row.to_full.seeds >= SEEDS
+    if as_good and sure:
+        rank = 0 if row.longer <= SAME else 1
+    elif as_good:
+        rank = 2
+    else:
+        rank = 3 if sure else 4
+    return rank, round(row.place.distance(place), 3), row.to_full.mean
 
 
 def _order(place: Place, row: Measured) -> tuple[float, bool, bool, int]:
