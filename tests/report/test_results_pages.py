@@ -46,6 +46,14 @@ def test_the_queue_says_what_is_a_lead_partial_or_not_run() -> None:
     assert "One seed" in part
 
 
+def test_the_control_stands_beside_the_record() -> None:
+    assert "Not run yet" in evidence.control({"control": None})
+    run = {"entry": "raptr, none", "seed": 0, "steps": 5800, "loss": 2.66, "record": 2.6481}
+    shown = evidence.control({"control": [run, {**run, "seed": 3, "record": None}]})
+    assert "| raptr, none | 0 | 5,800 | 2.6600 | 2.6481 (+0.0119) |" in shown
+    assert "| raptr, none | 3 | 5,800 | 2.6600 | – |" in shown
+
+
 PAGE = Page(name="a", records={}, tables={"one": lambda _: "| 1 |"})
 
 
