@@ -37,8 +37,13 @@ class Item:
 
     def text(self, data: Path) -> Path:
         """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
-        source = read_file(self.file)["settings"]["data"]["source"]
+        source = self.source
         return data.with_name(data.name + source.removeprefix(CORPUS)) if source.startswith(CORPUS) else data
+
+    @property
+    def source(self) -> str:
+        """What the comparison calls its text."""
+        return str(read_file(self.file)["settings"]["data"]["source"])
 
     def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
         """What to run; runs that other records of the queue have are taken from there."""
@@ -83,7 +88,8 @@ def _item(entry: Mapping[str, str]) -> Item:
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
-    return tuple(other.record for other in items if other != item)
+    """The records of the other comparisons on the same text."""
+    return tuple(other.record for other in items if other != item and other.source == item.source)
 
 
 def _expected(comparison: Comparison, progress: Progress) -> float:
