@@ -90,6 +90,7 @@ def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:
     assert chosen(*rows) == "progressive-stacking"
     assert chosen(*rows, place=causal) == "stacking"
     assert chosen(*rows, place=fan_in) is None
+    assert chosen(*rows, place=replace(causal, objective="ul2")) == "stacking"  # of the same family
     assert chosen(rows[0], place=causal) == "progressive-stacking"  # better than nothing
 
 
@@ -148,8 +149,24 @@ def test_plan_says_what_auto_rests_on_and_what_it_costs(
     far = said(monkeypatch, capsys, "--method", "auto", "--size", "large", "--steps", "5000")
     assert "progressive-stacking 6-12-24" in far
     assert "your run has 24 layers of width 1024 and 0.54 tokens per weight" in far
+    init = ["--set", "model.init=fan-in"]
+    assert "model.init bert" in said(monkeypatch, capsys, "--method", "auto", *MEASURED, *init, "--steps", "5000")
     kind = said(monkeypatch, capsys, "--method", "auto", "--family", "decoder", "--size", "mini", "--steps", "5000")
     assert "decoder with causal" in kind
+
+
+def test_auto_says_where_only_reduced_training_is_beaten_or_nothing_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--method", "auto", *MEASURED, "--steps", "5800"]
+    monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, 0.03, seeds=1),))
+    some = said(monkeypatch, capsys, *asked)
+    for word in ("stacking 6-8-10-12", "0.030 above", "0.070 below", "one seed, a lead"):
+        assert word in some
+    monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, 0.2),))
+    none = said(monkeypatch, capsys, *asked)
+    assert "auto chose full" in none
+    assert str(PLACE) in none
 
 
 def test_another_choice_gets_a_note_where_it_was_measured_to_be_worse(

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -149,7 +150,10 @@ def _panel(
     for name, (colour, marker) in looks.items():
         own = sorted((row for row in drawn if row.method["name"] == name), key=lambda row: row.place.tokens_per_weight)
         x = [_shifted(row, drawn, list(looks), high / low) for row in own]
-        axes.plot(x, [row.to_reduced.mean for row in own], color=colour, linewidth=1.4, alpha=0.7, gid=name)
+        for one, other in pairwise(zip(x, own, strict=True)):
+            if one[1].method == other[1].method:
+                ends = [row.to_reduced.mean for row in (one[1], other[1])]
+                axes.plot((one[0], other[0]), ends, color=colour, linewidth=1.4, alpha=0.7, gid=name)
         for place, row in zip(x, own, strict=True):
             axes.errorbar(
                 place,

@@ -200,7 +200,8 @@ def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
     Each method is judged by its nearest measurement. Those within a factor of REACH are compared; where there are none,
     those at the nearest place.
     """
-    alike = [row for row in measured if row.place.learns_as(place)] or list(measured)
+    alike = [row for row in measured if row.place.learns_as(place)]
+    alike = alike or [row for row in measured if row.place.family == place.family] or list(measured)
     reached = [row for row in nearest(place, alike) if row.settings(place.layers, row.steps) is not None]
     least = min((row.place.distance(place) for row in reached), default=0.0)
     pool = [row for row in reached if row.place.factor(place) <= REACH]

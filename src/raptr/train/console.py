@@ -46,12 +46,12 @@ def advised_start(config: Config, run: Path, *, fresh: bool) -> list[str]:
 
 def advised(config: Config) -> list[str]:
     """What `auto` chose and what that rests on, or that another method was measured to be better."""
-    dimensions = config.model.build(config.vocabulary_size(), config.data.length)
+    dimensions = config.model.build(config.data.vocabulary, config.data.length)
     place, steps = advice.place_of(config, dimensions), config.train.steps
     found = advice.best(place, advice.table())
     if config.method["name"] == AUTO:
         return _choice(config, place, found)
-    if found is None or not found.place.near(place):
+    if found is None or not found.place.near(place) or config.model.start is not None:
         return []
     method = config.make_method(dimensions)
     return _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
@@ -70,12 +70,14 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
     cost = f"It costs {planned.relative_model:.2f} of the FLOPs of full training of the same {steps:,} steps."
     if found.longer > SAME:
         cost += (
-            f" By the measured ratio these stand against {steps / found.longer:,.0f} steps of full training; to stand "
-            f"against {steps:,} of them, use --steps {math.ceil(steps * found.longer)}."
+            f" By the measured ratio they compare with {steps / found.longer:,.0f} steps of full training; "
+            f"--steps {math.ceil(steps * found.longer)} would compare with {steps:,}."
         )
+    also = "" if found.to_full.below else f", {found.to_reduced} full training with as few FLOPs"
     return [
-        f"auto chose {named(settings)}: at {found.place} {measured} ended {found.to_full} full training, with "
-        f"{found.flops:.2f} of its FLOPs and {found.longer:.2f} times its steps ({_seeds(found)}, {found.record}).",
+        f"auto chose {named(settings)}: at {found.place} {measured} ended {found.to_full} full training with "
+        f"{found.flops:.2f} of its FLOPs and {found.longer:.2f} times its steps{also} ({_seeds(found)}, record "
+        f"{found.record}).",
         cost,
         *_far(place, found.place),
     ]
@@ -98,10 +100,13 @@ def _note(place: Place, own: dict[str, Any], steps: int, found: Measured) -> lis
 
 def _far(place: Place, measured: Place) -> list[str]:
     """That a run is far from what was measured."""
-    if measured.near(place):
-        return []
-    kinds = ["" if measured.learns_as(place) else f", {one.family} with {one.objective}" for one in (measured, place)]
-    return [f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}: nothing near it was measured."]
+    if not measured.near(place):
+        kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
+        far = f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}"
+        return [f"{far}: nothing near it was measured."]
+    if measured.init != place.init:
+        return [f"That was measured with model.init {measured.init}; your run has {place.init}."]
+    return []
 
 
 def _seeds(row: Measured) -> str:
