@@ -27,6 +27,7 @@ class Item:
     means: str  # what each outcome would say
     file: Path
     record: Path
+    held: bool = False  # not taken with the others: its own command runs it
 
     def spec(self, data: Path | None) -> dict[str, Any]:
         """The comparison's content with its text at `data`; None: nowhere, to plan without it."""
@@ -81,10 +82,11 @@ def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = N
     return Standing(progress.finished, progress.planned, left / _speed(comparison))
 
 
-def _item(entry: Mapping[str, str]) -> Item:
+def _item(entry: Mapping[str, Any]) -> Item:
     name = entry["name"]
     file, record = entry.get("file", f"evidence/{name}.yaml"), entry.get("record", RECORDS / f"{name}.json")
-    return Item(name, " ".join(entry["question"].split()), " ".join(entry["means"].split()), Path(file), Path(record))
+    question, means = (" ".join(entry[key].split()) for key in ("question", "means"))
+    return Item(name, question, means, Path(file), Path(record), entry.get("held", False))
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:

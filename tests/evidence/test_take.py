@@ -110,6 +110,16 @@ def test_it_saves_when_its_minutes_are_over_and_goes_on(
     assert not record(folder, "first").exists()
 
 
+def test_what_is_held_back_is_not_taken(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path / "project", store)
+    path = folder / "evidence" / "queue.yaml"
+    first, second = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump([{**first, "held": True}, second]))
+    taken(folder, store, monkeypatch)
+    assert not record(folder, "first").exists()
+    assert record(folder, "second").exists()
+
+
 def test_other_text_than_the_records_is_refused(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +205,7 @@ def test_the_law_is_tested_on_the_size_that_is_kept_back(monkeypatch: pytest.Mon
     (item,) = [item for item in queue.read_queue() if item.name == "kept-back-8x384"]
     full = read_comparison(item.spec(None)).entries[0].config
     place = place_of(full, full.model.build(8192, full.data.length))
+    assert item.held
     assert (place.layers, place.width) == law.KEPT_BACK
     assert place.tokens_per_weight == pytest.approx(law.KEPT_BACK_LENGTH, abs=0.05)
     for method in law.METHODS:
