@@ -4,6 +4,7 @@ The help needs no torch, matplotlib or transformers: the commands import what do
 """
 
 import json
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,6 @@ from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
-    METHOD_HELP,
     AverageOption,
     FamilyOption,
     FullStartOption,
@@ -89,6 +89,7 @@ def pretrain(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    parallel: Annotated[str | None, typer.Option(help="With torchrun: ddp, fsdp or hsdp. [default: ddp]")] = None,
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
@@ -121,10 +122,11 @@ def pretrain(
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
     full = _resolve(recipe, config, method, given, settings or [], run)
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
         _show_plan(full)
@@ -133,13 +135,12 @@ def pretrain(
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
         from raptr.train.config import BUILTIN
-        from raptr.train.console import advised_start
+        from raptr.train.console import say_method
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
     _say(console, f"run     {folder}")
-    for line in advised_start(full, folder, fresh=fresh):
-        _say(console, f"method  {line}")
+    say_method(full, folder, console, fresh=fresh)
     if full.data.source == BUILTIN:
         _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
     with work_in(folder):
@@ -151,7 +152,8 @@ def pretrain(
         saved = f", saved in {folder}" if result.step else ""
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    assert result.report is not None
+    if result.report is None:  # another process writes it
+        return
     console.print(result.report.table)
     _say(console, f"model   {result.model}")
     _say(console, f"report  {result.report.plot}")
@@ -165,7 +167,7 @@ def plan(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "raptr",
+    method: MethodOption = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,

@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from raptr.data import TokenStore
 from raptr.methods import METHODS
-from raptr.train import advice, console
+from raptr.train import advice
 from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings
 from raptr.train.config import Config
+from raptr.train.console import say_method
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
 from tests.commands import call
@@ -208,9 +211,11 @@ def test_a_run_holds_the_choice_and_keeps_it(
     begun = yaml.safe_load((run / "config.yaml").read_text())["method"]
     assert (begun["name"], begun["schedule"]) == ("progressive-stacking", "1-2-4")
     monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, -0.05),))  # a later version knows something better
-    (said,) = console.advised_start(auto, run, fresh=False)
-    assert "progressive-stacking 1-2-4" in said
-    assert "stacking 2-3-3-4" in console.advised_start(auto, run, fresh=True)[0]
+    spoken = StringIO()
+    say_method(auto, run, Console(file=spoken), fresh=False)
+    assert "progressive-stacking 1-2-4" in spoken.getvalue()
+    say_method(auto, run, Console(file=spoken), fresh=True)
+    assert "chose stacking 2-3-3-4" in spoken.getvalue()
     assert pretrain(auto, run, console=QUIET).step == 6
     assert RunFolder(run).read().method["schedule"] == "1-2-4"
     assert yaml.safe_load((run / "config.yaml").read_text())["method"] == begun

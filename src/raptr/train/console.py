@@ -33,15 +33,16 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
         Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def advised_start(config: Config, run: Path, *, fresh: bool) -> list[str]:
-    """What is said about the method when a run starts or goes on; a run keeps the method that it began with."""
-    folder = RunFolder(run)
+def say_method(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
+    """Print what is to be said about the method of a run that starts or goes on; it keeps what it began with."""
+    folder, lines = RunFolder(run), []
     if fresh or not folder.config.is_file() or not folder.begun():
-        return advised(config)
-    if config.method["name"] != AUTO:
-        return []
-    method = config.following(folder.read()).method
-    return [f"The run began with {method['name']} {method.get('schedule', '')}".rstrip() + " and goes on with it."]
+        lines = advised(config)
+    elif config.method["name"] == AUTO:
+        method = config.following(folder.read()).method
+        lines = [f"The run began with {method['name']} {method.get('schedule', '')}".rstrip() + " and goes on with it."]
+    for line in lines:
+        console.print(f"method  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def advised(config: Config) -> list[str]:
