@@ -1,8 +1,9 @@
 """What the committed records say about each method: the rows of `raptr.train.advice`, and of the page about them."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL, REDUCED
 from raptr.comparison.table import Mean, Row, finals
 from raptr.models.contract import ModelConfig
-from raptr.models.registry import FAMILIES
-from raptr.train.advice import Difference, Measured, Place, plain_settings
+from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
+from raptr.train.config import Config
+from raptr.train.run import with_fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS = read_queue(ROOT / QUEUE)
@@ -41,17 +43,17 @@ def measurements(records: Mapping[str, Any]) -> list[Measured]:
 
 def full_training(records: Mapping[str, Any]) -> dict[Place, Difference]:
     """How far full training of all steps ends below that with the FLOPs of the other entries, by place."""
-    found: dict[Place, tuple[bool, int, Difference]] = {}
-    for record in records.values():
-        if record is None or not _rows("", record):
+    found: dict[Place, tuple[tuple[bool, int], Difference]] = {}
+    for name, record in records.items():
+        if record is None or not _rows(name, record):
             continue
         (full,) = [row for row in finals(read_rows(record)) if row.label == FULL]
-        difference = _difference(full.to_reduced)
-        order = (_steps_of_decay(record["configs"][FULL]) is not None, -difference.seeds, difference)
-        place = place_of(record)
-        if place not in found or order[:2] < found[place][:2]:
-            found[place] = order
-    return {place: difference for place, (_, _, difference) in found.items()}
+        configs = {label: _config(record, label) for label in (FULL, REDUCED)}
+        difference, place = _difference(full.to_reduced), _place(configs[FULL])
+        order = (_older(configs), -difference.seeds)
+        if place not in found or order < found[place][0]:
+            found[place] = (order, difference)
+    return {place: difference for place, (_, difference) in found.items()}
 
 
 def packaged(records: Mapping[str, Any]) -> str:
@@ -59,33 +61,19 @@ def packaged(records: Mapping[str, Any]) -> str:
     return "[\n" + ",\n".join(json.dumps(_rounded(asdict(row))) for row in measurements(records)) + "\n]\n"
 
 
-def place_of(record: Mapping[str, Any]) -> Place:
-    """The size and the length of a comparison, those of its full training."""
-    config = record["configs"][FULL]
-    dimensions = _dimensions(config)
-    weights = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
-    tokens = config["train"]["steps"] * config["train"]["batch"] * config["data"]["length"]
-    family = config["model"].get("family", next(iter(FAMILIES)))
-    objective = config.get("objective", {}).get("name") or FAMILIES[family].objectives[0]
-    return Place(family, objective, dimensions.init, dimensions.layers, dimensions.width, tokens / weights)
-
-
 def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
     """The entries of a record that advice can rest on, each at its best learning rate."""
-    rates: dict[str, int] = {}
     table = read_rows(record)
-    for row in table:
-        rates[row.label] = rates.get(row.label, 0) + 1
-    final = {row.label: row for row in finals(table)}
+    final, rates = {row.label: row for row in finals(table)}, Counter(row.label for row in table)
     widened = record["comparison"].get("widen", False)
-    whole = {label for label, row in final.items() if _searched(row, rates[label], widened)}
-    config = record["configs"].get(FULL)
-    if not {FULL, REDUCED} <= whole or not _usual(record, config):
+    whole = [label for label, row in final.items() if _searched(row, rates[label], widened)]
+    configs = {label: _config(record, label) for label in whole}
+    if not {FULL, REDUCED} <= configs.keys() or not _usual(record, configs[FULL]):
         return []
     made = []
-    for label in final:
-        own, row = record["configs"][label], final[label]
-        if label in (FULL, REDUCED) or label not in whole or not _alike(own, config):
+    for label, config in configs.items():
+        row = final[label]
+        if label in (FULL, REDUCED) or not _alike(config, configs[FULL]):
             continue
         assert row.loss is not None
         assert row.flops is not None
@@ -93,15 +81,17 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
             Measured(
                 record=name,
                 entry=label,
-                place=place_of(record),
-                method=plain_settings(own["method"]["name"], {k: v for k, v in own["method"].items() if k != "name"}),
+                place=_place(configs[FULL]),
+                method=plain_settings(
+                    config.method["name"], {key: value for key, value in config.method.items() if key != "name"}
+                ),
                 steps=row.steps,
                 full_steps=final[FULL].steps,
                 flops=row.flops,
                 loss=row.loss.mean,
                 to_full=_difference(row.to_full),
                 to_reduced=_difference(row.to_reduced),
-                older=_steps_of_decay(config) is not None,
+                older=_older(configs),
             )
         )
     return made
@@ -112,32 +102,33 @@ def _searched(row: Row, rates: int, widened: bool) -> bool:
     return row.best and row.loss is not None and not row.edge and (rates > 2 or not widened)
 
 
-def _usual(record: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def _usual(record: Mapping[str, Any], full: Config) -> bool:
     """Whether the comparison is at equal FLOPs, with the usual decay, on text that is not repeated too often."""
-    decay = _steps_of_decay(config)
-    share = config["optimizer"]["decay"] if decay is None else decay / config["train"]["steps"]
     epochs = max((run.get("epochs", 0.0) for run in record["runs"] if run["label"] == FULL), default=0.0)
-    return "flops" in record["comparison"] and share == DECAY and epochs <= EPOCHS
+    return "flops" in record["comparison"] and full.optimizer.decay == DECAY and epochs <= EPOCHS
 
 
-def _steps_of_decay(config: Mapping[str, Any]) -> int | None:
-    """The decay in steps, as records had it once; None where it is a fraction."""
-    decay = config["optimizer"]["decay"]
-    return decay if isinstance(decay, int) and decay > 1 else None
+def _older(configs: Mapping[str, Config]) -> bool:
+    """Whether runs decayed over as many steps, not over the same fraction of their own."""
+    return configs[REDUCED].optimizer.decay != configs[FULL].optimizer.decay
 
 
-def _alike(config: Mapping[str, Any], full: Mapping[str, Any]) -> bool:
+def _alike(config: Config, full: Config) -> bool:
     """Whether an entry differs from full training in nothing but its method, its steps and its learning rate."""
-    own, other = ({**each["optimizer"], "peak": None} for each in (config, full))
-    precision = [each["train"]["precision"] for each in (config, full)]
-    return own == other and precision[0] == precision[1] and _dimensions(config) == _dimensions(full)
+    same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay) == full.optimizer
+    return same and config.train.precision == full.train.precision and _dimensions(config) == _dimensions(full)
 
 
-def _dimensions(config: Mapping[str, Any]) -> ModelConfig:
-    model = config["model"]
-    size = FAMILIES[model.get("family", next(iter(FAMILIES)))].sizes[model["size"]]
-    named = {entry.name for entry in fields(size)}
-    return replace(size, **{key: value for key, value in model.items() if key in named and value is not None})
+def _config(record: Mapping[str, Any], label: str) -> Config:
+    return Config.read(with_fraction(record["configs"][label]))
+
+
+def _place(config: Config) -> Place:
+    return place_of(config, _dimensions(config))
+
+
+def _dimensions(config: Config) -> ModelConfig:
+    return config.model.build(config.data.vocabulary, config.data.length)
 
 
 def _difference(mean: Mean | None) -> Difference:

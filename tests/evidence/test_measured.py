@@ -65,3 +65,18 @@ def test_the_file_is_small_and_plain(tmp_path: Path) -> None:
     rows = json.loads(redraw.MEASURED.read_text("utf-8"))
     assert len({json.dumps([row["place"], row["method"]]) for row in rows}) == len(rows)
     assert redraw.MEASURED.stat().st_size < 100_000
+
+
+def test_records_of_other_models_have_their_place(records: dict[str, Any]) -> None:
+    record = deepcopy(records["long-12x256"])
+    sizes = {"family": "decoder", "size": "mini", "layers": 24}
+    for config in record["configs"].values():
+        config["model"] = sizes
+        config["objective"] = {"name": "causal"}
+        if "schedule" in config["method"]:
+            config["method"]["schedule"] = "12-16-20-24"
+    places = {row.place for row in measured.measurements({"some": record})}
+    (place,) = places
+    assert (place.family, place.objective, place.layers, place.width) == ("decoder", "causal", 24, 256)
+    assert place.tokens_per_weight == pytest.approx(190_054_400 / (24 * 12 * 256**2), rel=0.02)
+    assert set(measured.full_training({"some": record})) == places
