@@ -74,7 +74,7 @@ def limits(records: Records) -> str:
     ]
     said[0] += f", {_listed(kinds)}."
     said.append(f"**Not measured**: any other size or length; {_listed(others)}." if others else "")
-    said.append("There `--method auto` takes the nearest row and says how far it is from your run.")
+    said.append("There `--method auto` goes by what was measured nearest and says how far that is from your run.")
     methods = {row.method["name"] for row in rows} | {"full"}
     if missing := [f"`{name}`" for name in METHODS if name not in methods]:
         said.append(f"No measurement yet: {_listed(missing)}.")
@@ -89,9 +89,8 @@ def limits(records: Records) -> str:
 def commands(records: Records) -> str:
     """The command of each record that the page rests on."""
     used = dict.fromkeys(row.record for row in measurements(records))
-    files = {item.name: f"{item.file} --record {item.record}" for item in ITEMS}
-    files["compare"] = "examples/methods.yaml"
-    lines = [f"raptr compare {files[name]} --jobs 7" for name in used]
+    files = {item.name: str(item.file) for item in ITEMS} | {"compare": "examples/methods.yaml"}
+    lines = [f"raptr compare {files[name]} --out runs/{name} --jobs 7" for name in used]
     return "\n".join(["```", *lines, "```"])
 
 
