@@ -15,7 +15,7 @@ from raptr.methods import METHODS
 from raptr.train import advice
 from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings
 from raptr.train.config import Config
-from raptr.train.console import say_method
+from raptr.train.console import say_start
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
 from tests.commands import call
@@ -212,9 +212,9 @@ def test_a_run_holds_the_choice_and_keeps_it(
     assert (begun["name"], begun["schedule"]) == ("progressive-stacking", "1-2-4")
     monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, -0.05),))  # a later version knows something better
     spoken = StringIO()
-    say_method(auto, run, Console(file=spoken), fresh=False)
+    say_start(auto, run, Console(file=spoken), fresh=False)
     assert "progressive-stacking 1-2-4" in spoken.getvalue()
-    say_method(auto, run, Console(file=spoken), fresh=True)
+    say_start(auto, run, Console(file=spoken), fresh=True)
     assert "chose stacking 2-3-3-4" in spoken.getvalue()
     assert pretrain(auto, run, console=QUIET).step == 6
     assert RunFolder(run).read().method["schedule"] == "1-2-4"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from raptr.train import advice
 from raptr.train.advice import AUTO, SAME, Measured, Place, named
-from raptr.train.config import Config
+from raptr.train.config import BUILTIN, Config
 from raptr.train.plan import Plan, plan_run
 from raptr.train.progress import duration
 from raptr.train.run import RunFolder
@@ -33,16 +33,23 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
         Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def say_method(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
-    """Print what is to be said about the method of a run that starts or goes on; it keeps what it began with."""
-    folder, lines = RunFolder(run), []
-    if fresh or not folder.config.is_file() or not folder.begun():
-        lines = advised(config)
-    elif config.method["name"] == AUTO:
-        method = config.following(folder.read()).method
-        lines = [f"The run began with {method['name']} {method.get('schedule', '')}".rstrip() + " and goes on with it."]
+def say_start(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
+    """Print where a run is, what is to be said about its method, and what it reads."""
+    lines = [f"run     {run}", *(f"method  {line}" for line in _of_start(config, RunFolder(run), fresh=fresh))]
+    if config.data.source == BUILTIN:
+        lines.append("text    the Python standard library (--data FOLDER trains on yours)")
     for line in lines:
-        console.print(f"method  {line}", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
+    """What is said about the method of a run that starts, or that goes on with what it began with."""
+    if fresh or not run.config.is_file() or not run.begun():
+        return advised(config)
+    if config.method["name"] != AUTO:
+        return []
+    method = config.following(run.read()).method
+    return [f"The run began with {method['name']} {method.get('schedule', '')}".rstrip() + " and goes on with it."]
 
 
 def advised(config: Config) -> list[str]:
