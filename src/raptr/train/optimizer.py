@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raptr.distributed.sharding import whole
 from raptr.models.model import fused_maps
 from raptr.models.roles import layer_matrices, roles
 from raptr.train.adafactor import Adafactor
@@ -180,9 +181,11 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
-    if limit == 0:
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return nn.utils.clip_grad_norm_(parameters, limit)
+    running = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = whole(nn.utils.get_total_norm([parameter.grad for parameter in running if parameter.grad is not None]))
+    if limit:
+        nn.utils.clip_grads_with_norm_(running, limit, norm)
+    return norm
 
 
 def _check(name: str, value: object, fine: bool, allowed: str) -> None:
