@@ -201,8 +201,7 @@ class Config:
                     f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
                     "that has a gradient, so only zero is allowed"
                 )
-            widened = any(getattr(shape, axis) < getattr(method.target, axis) for _, shape in stages)
-            if self.optimizer.name == "adafactor" and widened:
+            if self.optimizer.name == "adafactor" and axis in widened(method):
                 raise ValueError(
                     f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
                     "tensors: its means over whole rows and columns cannot be split between old and new. "
@@ -274,6 +273,12 @@ class Config:
                 f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
                 "the weights lie on all of them. Use adamw."
             )
+        dimensions = self.model.build(self.data.vocabulary, self.data.length)
+        if sharded and (axes := widened(self.make_method(dimensions))):
+            raise ValueError(
+                f"method.{axes[0]} of {self.method['name']} adds {axes[0]} to trained tensors, but with several "
+                f"processes these lie on all of them. Use one process, or leave out method.{axes[0]}."
+            )
         if sharded and settings.execution == "gather":
             raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
         if settings.batch % (settings.accumulate * count):
@@ -313,6 +318,12 @@ class Config:
             seed=self.train.seed,
             **settings,
         )
+
+
+def widened(method: Method) -> list[str]:
+    """The axes, heads and parts, along which the method adds to tensors that there are."""
+    shapes = [method.shape(phase.start) for phase in method.phases()]
+    return [axis for axis in ("heads", "parts") if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def _has_bfloat16(device: torch.device) -> bool:
