@@ -4,6 +4,7 @@ The help needs no torch, matplotlib or transformers: the commands import what do
 """
 
 import json
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,6 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
-from raptr.methods import METHODS
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
@@ -89,6 +89,7 @@ def pretrain(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    parallel: Annotated[str | None, typer.Option(help="With torchrun: ddp, fsdp or hsdp. [default: ddp]")] = None,
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
@@ -121,10 +122,11 @@ def pretrain(
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
     full = _resolve(recipe, config, method, given, settings or [], run)
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
         _show_plan(full)
@@ -132,13 +134,11 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
-        from raptr.train.config import BUILTIN
+        from raptr.train.console import say_start
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
-    _say(console, f"run     {folder}")
-    if full.data.source == BUILTIN:
-        _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
+    say_start(full, folder, console, fresh=fresh)
     with work_in(folder):
         result = run_pretraining(
             full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True
@@ -148,7 +148,8 @@ def pretrain(
         saved = f", saved in {folder}" if result.step else ""
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    assert result.report is not None
+    if result.report is None:  # another process writes it
+        return
     console.print(result.report.table)
     _say(console, f"model   {result.model}")
     _say(console, f"report  {result.report.plot}")
@@ -162,7 +163,7 @@ def plan(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
+    method: MethodOption = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
