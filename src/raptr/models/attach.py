@@ -41,6 +41,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex, final
 
+import torch
 from torch import Tensor, nn
 
 from raptr.models.blockcalls import (
@@ -198,7 +199,7 @@ class _StandIn(nn.Module):
                 problem = f"running: the blocks at {self._blocks.path!r} do not run their {axis} one by one"
                 raise only_depth(problem, [original(block)], axis)
             routed._checked |= unchecked
-        return part(block, *args, **kwargs)
+        return part.run(block, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -294,11 +295,18 @@ def _parts(routed: Routed, subnetwork: Subnetwork) -> dict[int, Part]:
     if not _axes(subnetwork):
         return {}
     like = next(routed.model.parameters())
-    inputs = unpack(pack(subnetwork, like.dtype).to(like.device), signature(subnetwork))
-    return {
-        layer: Part(original(routed.blocks[layer]), routed.anatomies[layer], given)
-        for layer, given in zip(subnetwork.kept, inputs, strict=True)
+    wide = torch.promote_types(like.dtype, torch.float32)
+    factors: dict[Axis, float] = {"heads": subnetwork.head_scale, "parts": subnetwork.part_scale}
+    scales = {
+        axis: None if factor == 1 else torch.full((), factor, dtype=wide, device=like.device)
+        for axis, factor in factors.items()
     }
+    parts: dict[int, Part] = {}
+    inputs = unpack(pack(subnetwork).to(like.device), signature(subnetwork))
+    for layer, given in zip(subnetwork.kept, inputs, strict=True):
+        index: dict[Axis, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
+        parts[layer] = Part(original(routed.blocks[layer]), routed.anatomies[layer], index, scales)
+    return parts
 
 
 def _axes(subnetwork: Subnetwork) -> dict[Axis, Kept | None]:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raptr.models.inputs import BlockInputs, scaled
+from raptr.models.inputs import scaled
 from raptr.models.layout import Cut, Layout, chosen
 
 Axis = Literal["heads", "parts"]
@@ -93,20 +93,24 @@ class _Slice(nn.Module):
 
 @final
 class Part:
-    """The kept heads and MLP parts of one block."""
+    """The kept heads and MLP parts of one block; None: all are, and what they give is not scaled."""
 
-    def __init__(self, block: nn.Module, anatomy: Anatomy, inputs: BlockInputs) -> None:
-        self._block, self._anatomy = block, anatomy
-        self._index: dict[Axis, Tensor | None] = {"heads": inputs.heads_H, "parts": inputs.parts_P}
-        scales: dict[Axis, Tensor | None] = {"heads": inputs.attention_scale, "parts": inputs.mlp_scale}
+    def __init__(
+        self,
+        block: nn.Module,
+        anatomy: Anatomy,
+        index: Mapping[Axis, Tensor | None],
+        scales: Mapping[Axis, Tensor | None],
+    ) -> None:
+        self._block, self._anatomy, self._index = block, anatomy, index
         self._slices: dict[Axis, dict[str, nn.Module]] = {"heads": {}, "parts": {}}
         for path, cut in anatomy.layout.items():
-            linear, index, scale = block.get_submodule(path), self._index[cut.axis], scales[cut.axis]
+            linear, kept, scale = block.get_submodule(path), index[cut.axis], scales[cut.axis]
             assert isinstance(linear, nn.Linear)
-            if index is not None or scale is not None:
-                self._slices[cut.axis][path] = _Slice(linear, cut, anatomy.units(cut.axis), index, scale)
+            if kept is not None or scale is not None:
+                self._slices[cut.axis][path] = _Slice(linear, cut, anatomy.units(cut.axis), kept, scale)
 
-    def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the block with its slices in place, as they will be again where it recomputes itself."""
         block, slices, recompute = self._block, {**self._slices["heads"], **self._slices["parts"]}, None
         if recompute := vars(block).get(CHECKPOINT):
