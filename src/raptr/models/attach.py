@@ -32,7 +32,7 @@ needs its backward pass inside `running` too; checkpointing within each block (a
 
 Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
 the model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive, a filled
-key-value cache with a layer bypassed or some heads idle (`generate` needs use_cache=False), `nn.DataParallel` on
+key-value cache with anything idle (`generate` needs use_cache=False), `nn.DataParallel` on
 several GPUs, and `load_state_dict` or pickling inside `running`.
 """
 
@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from raptr.models.blockcalls import (
     aside,
-    call_with_copies,
+    call_uncached,
     check_caches,
     check_output,
     hidden_states,
@@ -194,7 +194,7 @@ class _StandIn(nn.Module):
         routed.length = x.shape[-2]
         if unchecked := {(axis, layer) for axis in part.axes} - routed._checked:
             with aside(block, x):
-                axis = part.check(lambda: call_with_copies(block, args, kwargs))
+                axis = part.check(lambda: call_uncached(block, args, kwargs))
             if axis is not None:
                 problem = f"running: the blocks at {self._blocks.path!r} do not run their {axis} one by one"
                 raise only_depth(problem, [original(block)], axis)
@@ -260,9 +260,7 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     routed._called = False
     real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
     partial = {
-        blocks
-        for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True)
-        if scale == 0 or subnetwork.heads is not None
+        blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0 or _axes(subnetwork)
     }
     parts = _parts(routed, subnetwork)
     try:

@@ -1,6 +1,5 @@
 """Calling other people's blocks: what they are given, what they return, and calls that leave no trace."""
 
-import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,8 +19,8 @@ def check_caches(blocks: BlockList, values: Iterable[object]) -> None:
     for value in values:
         if any(_filled(value, layer) for layer in range(len(blocks.module))):
             raise ValueError(
-                f"running: the blocks at {blocks.path!r} got a filled key-value cache, which bypassed layers and heads "
-                "do not keep up with. Use use_cache=False, in `generate` too."
+                f"running: the blocks at {blocks.path!r} got a filled key-value cache, to which idle layers and "
+                "heads add nothing. Use use_cache=False, in `generate` too."
             )
 
 
@@ -117,10 +116,10 @@ def aside(block: nn.Module, x: Tensor) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def call_with_copies(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a block returns; caches of `transformers` stay as they are."""
-    return block(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+def call_uncached(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a block returns without a cache of `transformers`, which it would write to."""
+    return block(*map(_no_cache, args), **{name: _no_cache(value) for name, value in kwargs.items()})
 
 
-def _copied(value: Any) -> Any:
-    return value if getattr(value, "get_seq_length", None) is None else copy.deepcopy(value)
+def _no_cache(value: Any) -> Any:
+    return value if getattr(value, "get_seq_length", None) is None else None
