@@ -176,6 +176,32 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     assert equal(weights(plain), weights(saving))
 
 
+def test_heads_and_parts_train_recomputed_and_resumed(tmp_path: Path) -> None:
+    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4", "idle": "zero"}
+    settings = {"save_strategy": "steps", "save_steps": 3, "bf16": True}
+    plain = trainer(tmp_path / "one", raptr(**widths), **settings)
+    plain.train()
+    saving = trainer(tmp_path / "two", raptr(**widths), gradient_checkpointing=True, **settings)
+    saving.train()
+    shutil.copytree(tmp_path / "one" / "checkpoint-3", tmp_path / "three" / "checkpoint-3")
+    resumed = trainer(tmp_path / "three", raptr(**widths), **settings)
+    resumed.train(resume_from_checkpoint=True)
+    for other in (saving, resumed):
+        assert losses(other) == losses(plain)
+        assert equal(weights(other), weights(plain))
+        assert other.state.log_history[-2]["raptr/flops"] == plain.state.log_history[-2]["raptr/flops"]
+    depth = trainer(tmp_path / "four", raptr(), **settings)
+    depth.train()
+    assert losses(depth) != losses(plain)
+    assert plain.state.log_history[-2]["raptr/flops"] < depth.state.log_history[-2]["raptr/flops"]
+
+
+def test_idle_heads_and_parts_are_not_skipped(tmp_path: Path) -> None:
+    for axis, sizes in {"heads": "1-1-2-2", "parts": "1-2-3-4"}.items():
+        with pytest.raises(ValueError, match=f"idle is 'skip'.*{axis}.*'zero'"):
+            trainer(tmp_path, raptr(**{axis: sizes})).train()
+
+
 def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
     model = llama()
     watch, callback = Watch(model), raptr()
