@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,18 @@ def test_heads_and_parts_train_recomputed_and_resumed(tmp_path: Path) -> None:
     depth.train()
     assert losses(depth) != losses(plain)
     assert plain.state.log_history[-2]["raptr/flops"] < depth.state.log_history[-2]["raptr/flops"]
+
+
+def test_the_page_shows_a_callback_with_heads_and_parts(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    shown = re.search(r"## Heads and MLP parts.*?```python\ncallback = (.*?)\n```", page, flags=re.DOTALL)
+    assert shown is not None
+    callback: SubnetworkCallback = eval(shown[1], {"SubnetworkCallback": SubnetworkCallback})
+    run = trainer(tmp_path, callback, model=llama(num_attention_heads=8, num_key_value_heads=4))
+    run.train()
+    assert callback.steps is not None
+    assert callback.steps.method.target == Shape(layers=6, heads=4, parts=4)
+    assert losses(run)[-1] < losses(run)[0]
 
 
 def test_idle_heads_and_parts_are_not_skipped(tmp_path: Path) -> None:
