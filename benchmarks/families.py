@@ -378,7 +378,7 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
         for kept in choices:
             problem = compare(model, paths, kept, 1.0, given, whole)
             if problem is not None and problem["result"] == "refused" and reached:
-                return found | {"result": reached, "reason": problem["reason"]}
+                return found | {"result": reached, "reason": problem["reason"]} | axes(model, paths, given)
             if problem is not None:
                 return found | problem
         reached = name
