@@ -4,6 +4,7 @@ The help needs no torch, matplotlib or transformers: the commands import what do
 """
 
 import json
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -89,6 +90,7 @@ def pretrain(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    parallel: Annotated[str | None, typer.Option(help="With torchrun: ddp, fsdp or hsdp. [default: ddp]")] = None,
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
@@ -121,10 +123,11 @@ def pretrain(
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
     full = _resolve(recipe, config, method, given, settings or [], run)
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
         _show_plan(full)
@@ -148,7 +151,8 @@ def pretrain(
         saved = f", saved in {folder}" if result.step else ""
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    assert result.report is not None
+    if result.report is None:  # another process writes it
+        return
     console.print(result.report.table)
     _say(console, f"model   {result.model}")
     _say(console, f"report  {result.report.plot}")
