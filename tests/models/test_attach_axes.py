@@ -11,6 +11,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from raptr.methods import make_method
@@ -337,57 +338,72 @@ def test_of_other_blocks_only_whole_layers_run(kind: str) -> None:
         loss_of(model)
 
 
-class FixedHeads(nn.Module):
-    """An attention that counts its heads by itself; with fewer it would mix positions without a word."""
+class OwnAttention(nn.Module):
+    """An attention that counts its heads by the width that it gets, or by itself and would then mix positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.head_dim, self.num_heads = 4, 4
+        self.head_dim, self.heads = 4, heads
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (one(x).view(len(x), -1, self.num_heads, self.head_dim).transpose(1, 2) for one in maps)
-        o = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        shape = (len(x), x.shape[1] if self.heads < 0 else -1, self.heads, self.head_dim)
+        q, k, v = (one(x).view(shape).transpose(1, 2) for one in (self.q_proj, self.k_proj, self.v_proj))
+        o = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
         out: Tensor = self.o_proj(o.reshape(*x.shape[:2], -1))
         return out
 
 
-class MixedMLP(nn.Module):
-    """An MLP whose units see each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.fc1(x).softmax(-1))
-        return out
-
-
 class OwnBlock(nn.Module):
-    def __init__(self) -> None:
+    """A block whose units are independent of each other, or not."""
+
+    def __init__(self, independent: bool) -> None:
         super().__init__()
-        self.attention, self.mlp = FixedHeads(), MixedMLP()
+        self.attention, self.independent = OwnAttention(-1 if independent else 4), independent
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(16, 32), "fc2": nn.Linear(32, 16)})
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
-        y: Tensor = x + self.mlp(x)
+        units = self.mlp["fc1"](x)
+        y: Tensor = x + self.mlp["fc2"](units.tanh() if self.independent else units.softmax(-1))
         return y
+
+
+class OwnModel(nn.Module):
+    def __init__(self, independent: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(OwnBlock(independent) for _ in range(2))
+        self.reentrant: bool | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
 
 
 @pytest.mark.parametrize("axis", ["heads", "parts"])
 def test_blocks_whose_units_are_not_independent_are_found_out(axis: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(OwnBlock() for _ in range(2)))
-    routed, x = attach(model), torch.randn(2, 8, 16)
+    model, x = OwnModel(independent=False), torch.randn(2, 8, 16)
+    routed, expected = attach(model), model(x)
     assert routed.shape == Shape(layers=2, heads=4, parts=4)
     kept: dict[str, Any] = {axis: ((0, 2), (1, 3))}
-    expected = model(x)
     sentence = f"{axis}.*only depth.*OwnBlock.*setting {axis}"
     with running(routed, Subnetwork((1.0, 1.0), **kept)), pytest.raises(ValueError, match=sentence):
         model(x)
     assert torch.equal(model(x), expected)
+
+
+def test_a_model_of_ones_own_may_recompute_its_blocks() -> None:
+    model, x = OwnModel(independent=True), torch.randn(2, 8, 16, requires_grad=True)
+    subnetwork, found = Subnetwork((1.0, 1.0), heads=((0, 2), (1, 3)), parts=((0,), (2,))), []
+    for model.reentrant in (None, False, True):
+        with running(attach(model), subnetwork):
+            loss = model(x).square().sum()
+        found.append(gradients(model, loss))
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        assert all(torch.equal(other[name], found[0][name]) for name in other)
 
 
 def test_settings_that_do_not_fit_the_blocks_are_refused() -> None:
