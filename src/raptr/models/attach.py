@@ -120,9 +120,9 @@ class Routed:
             raise only_depth(problem, [original(block) for block in self.blocks], axis)
         if self.anatomies[0].units(axis) == 1:
             raise ValueError(
-                f"{problem}, but all heads of a layer share one key and value. Leave out the setting heads."
+                f"{problem}; all heads of a layer share one key and value. Leave out the setting heads."
                 if axis == "heads"
-                else f"{problem}, but an MLP of width {self.anatomies[0].mlp} is one part. Set mlp_parts to a divisor."
+                else f"{problem}; MLPs of width {self.anatomies[0].mlp} are one part. Set mlp_parts to a divisor."
             )
 
 
@@ -196,7 +196,7 @@ class _StandIn(nn.Module):
             with aside(block, x):
                 axis = part.check(lambda: call_uncached(block, args, kwargs))
             if axis is not None:
-                problem = f"running: the blocks at {self._blocks.path!r} do not run their {axis} one by one"
+                problem = f"running: the {axis} of the blocks at {self._blocks.path!r} depend on each other"
                 raise only_depth(problem, [original(block)], axis)
             routed._checked |= unchecked
         return part.run(block, *args, **kwargs)

@@ -184,9 +184,7 @@ def anatomies(blocks: Sequence[nn.Module], parts: int | None) -> tuple[Anatomy, 
 def only_depth(problem: str, blocks: Sequence[nn.Module], setting: str) -> ValueError:
     """The refusal of a setting that needs blocks which can run a part of their heads or MLP."""
     kinds = " and ".join(sorted({type(block).__name__ for block in blocks}))
-    return ValueError(
-        f"{problem}, but only depth is available for a model of {kinds}. Leave out the setting {setting}."
-    )
+    return ValueError(f"{problem}; only depth is available for a model of {kinds}. Leave out the setting {setting}.")
 
 
 def _anatomy(block: nn.Module) -> Anatomy | None:
