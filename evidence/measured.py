@@ -10,8 +10,9 @@ from typing import Any
 from evidence.queue import QUEUE, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL, REDUCED
-from raptr.comparison.table import Mean, Row, finals
+from raptr.comparison.table import Row, finals
 from raptr.models.contract import ModelConfig
+from raptr.report.statistics import Mean
 from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
 from raptr.train.config import Config
 from raptr.train.run import with_fraction
