@@ -25,6 +25,7 @@ from raptr.methods import METHODS
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
+    SCHEDULE_HELP,
     AverageOption,
     FamilyOption,
     FullStartOption,
@@ -157,9 +158,7 @@ def pretrain(
 
 @app.command()
 def plan(
-    schedule: Annotated[
-        str | None, typer.Argument(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
-    ] = None,
+    schedule: Annotated[list[str] | None, typer.Argument(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
     method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
@@ -180,7 +179,7 @@ def plan(
 
     The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
     """
-    widths = [entry for entry in settings or [] if entry.startswith(("method.heads=", "method.parts="))]
+    widths = ("method.heads=", "method.parts=", "heads=", "mlp=")
     given = {
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -193,7 +192,8 @@ def plan(
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
+        # The only policy that heads and MLP parts allow.
+        "optimizer.idle": "zero" if any(e.startswith(widths) for e in (*(settings or []), *(schedule or []))) else None,
     }
     _show_plan(_resolve(None, None, method, given, settings or [], None), timed=timed, as_json=as_json)
 

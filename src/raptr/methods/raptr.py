@@ -3,7 +3,8 @@ Subnetworks", section 2.1, algorithm 1 and the appendix on scaling).
 
 Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always holds I_s. Beyond depth
 (section 4.3), a number of heads and of MLP parts may grow over the same stages, each drawn anew in every
-layer, alone or together with depth: the paper leaves the combination open.
+layer, alone or together with depth: the paper leaves the combination open. Within a stage every step runs the same
+number of units on every axis, so the shapes are static.
 
 Deviations: exactly k layers by default, as the paper implements it, Bernoulli on request, as it defines it.
 No scaling by default, where the paper takes the square root. Without it evaluation multiplies a layer by its keep
@@ -36,7 +37,8 @@ from raptr.subnetworks.value import Scaled
 class RaPTr(Method):
     """A random part of the model in every step, growing in stages to the whole."""
 
-    schedule: Schedule | str | None = None  # sizes of the stages in layers; None: the recommended one
+    # Sizes of the stages in layers; None: the recommended ones, or all layers where heads or parts are given.
+    schedule: Schedule | str | None = None
     lengths: Lengths | None = None
     average: float | None = None
     full_start: int = 0
@@ -73,7 +75,7 @@ class RaPTr(Method):
             ready.check_model(layers, self.steps)
             return ready
         return Schedule.parse(
-            Schedule.recommended(layers, max(self.steps, 4)).text if ready is None else ready,
+            self._default() if ready is None else ready,
             layers=layers,
             steps=self.steps,
             lengths=self.lengths,
@@ -81,6 +83,14 @@ class RaPTr(Method):
             full_start=self.full_start,
             fixed=self.fixed,
         )
+
+    def _default(self) -> str:
+        """The sizes in layers unless they are given: all of them in every stage of another axis, or the recommended."""
+        layers = self.target.layers
+        for name, text in (("heads", self.heads), ("parts", self.parts)):
+            if text is not None:
+                return "-".join([str(layers)] * len(parse_sizes(text, name)))
+        return Schedule.recommended(layers, max(self.steps, 4)).text
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
@@ -96,7 +106,7 @@ class RaPTr(Method):
         stages, start = len(self.stages.stages), 1 if self.stages.full_start else 0
         if text is None:
             return (total,) * stages
-        counts = parse_sizes(text)
+        counts = parse_sizes(text, name)
         good = len(counts) == stages - start and list(counts) == sorted(counts)
         if not good or counts[0] < 1 or counts[-1] != total:
             raise ValueError(

@@ -48,7 +48,7 @@ class Subnetwork:
         for scale in (*self.scales, self.head_scale, self.part_scale):
             if not (math.isfinite(scale) and scale >= 0):
                 raise ValueError(f"subnetwork: a scale is {scale!r}; finite numbers from 0 on are allowed")
-        for axis, kept in (("heads", self.heads), ("parts", self.parts)):
+        for axis, kept in self._widths:
             if kept is None:
                 continue
             if len(kept) != len(self.scales):
@@ -79,6 +79,17 @@ class Subnetwork:
     def size(self) -> int:
         """How many layers run."""
         return len(self.kept)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much runs, by axis: `size`, the layers, and `heads` and `parts` of a running layer where not all run."""
+        first = self.kept[:1]
+        widths = {axis: len(kept[first[0]]) for axis, kept in self._widths if kept is not None and first}
+        return {"size": self.size, **widths}
+
+    @property
+    def _widths(self) -> tuple[tuple[str, Kept | None], ...]:
+        return ("heads", self.heads), ("parts", self.parts)
 
     @property
     def digest(self) -> str:

@@ -1,6 +1,7 @@
 """What a person sees of a plan and of a measurement."""
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -31,8 +32,14 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
     for column in ("stage", "steps", "share", "size", "keep", "layers' FLOPs", "model's FLOPs"):
         table.add_column(column, justify="right", no_wrap=column == "steps")
-    if narrow := any(row.heads != plan.rows[-1].heads or row.parts != plan.rows[-1].parts for row in plan.rows):
-        table.add_column("heads × parts", justify="right")
+    whole = plan.rows[-1]
+    narrow = {
+        name: attrgetter(axis)
+        for axis, name in (("heads", "heads"), ("parts", "MLP parts"))
+        if any(attrgetter(axis)(row) != attrgetter(axis)(whole) for row in plan.rows)
+    }
+    for name in narrow:
+        table.add_column(name, justify="right")
     for row in plan.rows:
         cells = [
             str(row.stage),
@@ -43,7 +50,7 @@ def plan_table(plan: Plan) -> Table:
             f"{row.layers_flops:.3f}",
             f"{row.model_flops:.3f}",
         ]
-        table.add_row(*cells, *([f"{row.heads} × {row.parts}"] if narrow else []))
+        table.add_row(*cells, *(f"{count(row)} of {count(whole)}" for count in narrow.values()))
     table.add_section()
     table.add_row(
         "all",
