@@ -33,8 +33,8 @@ class Subnetwork:
     """What runs in a step: a scale per layer (0: bypassed), the kept heads and MLP parts of each layer.
 
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
-    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
-    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`).
+    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer. What the
+    heads (MLP parts) give is multiplied by `head_scale` (`part_scale`); the bias that is added to it is not.
     """
 
     scales: tuple[float, ...]
