@@ -88,8 +88,9 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     """The inputs of each running layer, with all the scales that any of them has."""
     heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
     for row in range(sign.size):
-        scales = (packed.scales_K4[row, column] if used else None for column, used in enumerate(sign.scaled))
-        yield BlockInputs(*scales, heads[row], parts[row])
+        scales = [packed.scales_K4[row, column] if used else None for column, used in enumerate(sign.scaled)]
+        layer, branch, head, part = scales
+        yield BlockInputs(layer, branch, head, part, heads[row], parts[row])
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
