@@ -22,6 +22,7 @@ from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.methods import METHODS
+from raptr.methods.axes import narrows
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
@@ -35,6 +36,7 @@ from raptr.options import (
     SetOption,
     SizeOption,
     StepsOption,
+    TargetOption,
 )
 from raptr.recipes import FIRST, RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
@@ -165,6 +167,7 @@ def plan(
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
+    target_flops: TargetOption = None,
     family: FamilyOption = None,
     size: SizeOption = None,
     batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
@@ -179,7 +182,6 @@ def plan(
 
     The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
     """
-    widths = ("method.heads=", "method.parts=", "heads=", "mlp=")
     given = {
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -192,10 +194,9 @@ def plan(
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        # The only policy that heads and MLP parts allow.
-        "optimizer.idle": "zero" if any(e.startswith(widths) for e in (*(settings or []), *(schedule or []))) else None,
+        "optimizer.idle": "zero" if narrows([*(schedule or []), *(settings or [])]) else None,
     }
-    _show_plan(_resolve(None, None, method, given, settings or [], None), timed=timed, as_json=as_json)
+    _show_plan(_resolve(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
 
 
 @app.command()
@@ -372,12 +373,16 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) -> None:
+def _show_plan(config: "Config", target: float | None = None, *, timed: bool = False, as_json: bool = False) -> None:
     with importing():
         from raptr.train.console import show_plan
+        from raptr.train.targets import show_targets
 
         if timed:
             from raptr.train.measure import measure
+    if target is not None:
+        show_targets(config, target, timed=timed, as_json=as_json)
+        return
     show_plan(config, measure(config, Console(stderr=True)) if timed else None, as_json=as_json)
 
 

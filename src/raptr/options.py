@@ -24,6 +24,10 @@ FullStartOption = Annotated[int | None, typer.Option(help="Train the full model 
 MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
 FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
+TargetOption = Annotated[
+    float | None,
+    typer.Option(help="Find schedules, on one axis or several, with at most this fraction of full training's FLOPs."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

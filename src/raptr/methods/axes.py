@@ -34,6 +34,11 @@ def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
     return {setting: settings.get(setting) for setting in AXES.values()}
 
 
+def narrows(options: Sequence[str]) -> bool:
+    """Whether any of these schedules and settings of --set reduces heads or MLP parts."""
+    return any(option.startswith(("heads=", "mlp=", "method.heads=", "method.parts=")) for option in options)
+
+
 def in_units(setting: str, text: object, units: int, size: int) -> object:
     """Sizes by dimension as numbers of units: `768-1536-3072` is `1-2-4` where the 4 units are of size 768.
 
