@@ -20,7 +20,8 @@ from rich.console import Console
 from raptr.data import TokenStore
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate
-from raptr.train.loop import Trainer, open_data
+from raptr.train.loop import Trainer
+from raptr.train.opening import open_data
 from raptr.train.optimizer import load_state, state_tensors
 from raptr.train.run import RunFolder, environment
 

@@ -51,15 +51,15 @@ from raptr.data import open_store
 from raptr.data.batch import Batch
 from raptr.data.source import TrainData
 from raptr.methods import make_method
-from raptr.models.bert import model as bert
+from raptr.models import model as family
 from raptr.models.contract import ModelConfig
-from raptr.models.decoder import model as decoder
 from raptr.models.registry import FAMILIES
 from raptr.objectives.registry import OBJECTIVES
 from raptr.subnetworks import Schedule, Shape, Subnetwork
-from raptr.train.config import FROM_DATA, Config
+from raptr.train.config import Config
 from raptr.train.flops import flops
 from raptr.train.loop import Trainer
+from raptr.train.model import FROM_DATA
 from raptr.train.run import RunFolder, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -501,7 +501,7 @@ def main(arguments: list[str] | None = None) -> None:
         there = json.loads(given.out.read_text())
         print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
         return
-    with patch.object(bert, "initialise", quick_weights), patch.object(decoder, "initialise", quick_weights):
+    with patch.object(family, "initialise", quick_weights):
         _measure(given)
 
 

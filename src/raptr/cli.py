@@ -4,10 +4,11 @@ The help needs no torch, matplotlib or transformers: the commands import what do
 """
 
 import json
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -21,12 +22,8 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
-from raptr.methods import METHODS
-from raptr.methods.axes import narrows
-from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
-    SCHEDULE_HELP,
     AverageOption,
     FamilyOption,
     FullStartOption,
@@ -36,13 +33,10 @@ from raptr.options import (
     SetOption,
     SizeOption,
     StepsOption,
-    TargetOption,
 )
+from raptr.planning import plan, settled, show
 from raptr.recipes import FIRST, RECIPES
 from raptr.studies.findings import FINDINGS, findings_table
-
-if TYPE_CHECKING:
-    from raptr.train.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -92,6 +86,7 @@ def pretrain(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The random seed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    parallel: Annotated[str | None, typer.Option(help="With torchrun: ddp, fsdp or hsdp. [default: ddp]")] = None,
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="Repeat results bit for bit on a GPU too; slower.")
     ] = None,
@@ -124,13 +119,14 @@ def pretrain(
         "optimizer.peak": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
-    full = _resolve(recipe, config, method, given, settings or [], run)
-    console = Console(stderr=True)
+    full = settled(recipe, config, method, given, settings or [], run)
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
-        _show_plan(full)
+        show(full)
         return
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
@@ -151,52 +147,15 @@ def pretrain(
         saved = f", saved in {folder}" if result.step else ""
         _say(console, f"stopped after step {result.step:,} of {full.train.steps:,}{saved}; {how}")
         raise typer.Exit(3 if result.stopped else 0)
-    assert result.report is not None
+    if result.report is None:  # another process writes it
+        return
     console.print(result.report.table)
     _say(console, f"model   {result.model}")
     _say(console, f"report  {result.report.plot}")
     _say(console, f"page    {result.report.page}")
 
 
-@app.command()
-def plan(
-    schedule: Annotated[list[str] | None, typer.Argument(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
-    lengths: LengthsOption = None,
-    average: AverageOption = None,
-    full_start: FullStartOption = None,
-    target_flops: TargetOption = None,
-    family: FamilyOption = None,
-    size: SizeOption = None,
-    batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
-    settings: SetOption = None,
-    timed: Annotated[
-        bool, typer.Option("--measure", help="Time some steps here: how long the run will take, and its memory.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
-
-    The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
-    """
-    given = {
-        "method.schedule": schedule,
-        "method.lengths": lengths,
-        "method.average": average,
-        "method.full_start": full_start,
-        "model.family": family,
-        "model.size": size or planned_size(family),
-        "model.layers": layers,
-        "train.steps": steps,
-        "train.batch": batch,
-        "data.length": length,
-        "data.vocabulary": 30_000,
-        "optimizer.idle": "zero" if narrows([*(schedule or []), *(settings or [])]) else None,
-    }
-    _show_plan(_resolve(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
+app.command()(plan)
 
 
 @app.command()
@@ -371,27 +330,6 @@ def report(
 def _say(console: Console, text: str) -> None:
     """Print a line as it is: no markup, and no breaks, so that a path can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _show_plan(config: "Config", target: float | None = None, *, timed: bool = False, as_json: bool = False) -> None:
-    with importing():
-        from raptr.train.console import show_plan
-        from raptr.train.targets import show_targets
-
-        if timed:
-            from raptr.train.measure import measure
-    if target is not None:
-        show_targets(config, target, timed=timed, as_json=as_json)
-        return
-    show_plan(config, measure(config, Console(stderr=True)) if timed else None, as_json=as_json)
-
-
-def _resolve(
-    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str], run: Path | None
-) -> "Config":
-    with importing():
-        from raptr.train.resolve import resolve
-    return resolve(recipe, file, method, given, sets, run)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@
 1    the training diverged; also where nobody reads the output any more, as after `| head`
 2    wrong input, or a file that cannot be read or written
 3    stopped by SIGTERM or Ctrl-C and saved: the same command continues
+4    of several processes, another one failed, was lost, or was about to compute something else
 70   an error that nobody foresaw: a bug in raptr, or a problem of the environment
 130  interrupted with nothing to save
 
@@ -24,13 +25,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 from raptr.extras import MissingExtra
 from raptr.train.diverged import Diverged
 
 TRACEBACK = "RAPTR_TRACEBACK"
 EXIT_CODES = (
     "Exit codes: 0 done, 1 diverged, 2 wrong input or a file problem, 3 stopped and saved (the same command "
-    "continues), 70 unexpected error, 130 interrupted."
+    "continues), 4 another process failed or was lost, 70 unexpected error, 130 interrupted."
 )
 
 
@@ -50,6 +52,8 @@ def reported() -> Iterator[None]:
         _leave(" ".join([_file_problem(error), *_notes(error)]), 2)
     except Diverged as error:
         _leave(str(error), 1)
+    except (Lost, Disagreement, Elsewhere) as error:
+        _leave(str(error), 4)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except Exception as error:
@@ -128,7 +132,8 @@ def _unforeseen(error: Exception) -> str:
 
 
 def _leave(message: str, code: int) -> None:
-    print(f"raptr: {message}", file=sys.stderr)
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    print(f"raptr{' (process ' + os.environ.get('RANK', '?') + ')' if several else ''}: {message}", file=sys.stderr)
     sys.exit(code)
 
 

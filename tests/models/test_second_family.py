@@ -17,7 +17,6 @@ from raptr.data.source import Windows
 from raptr.data.tokenizer import Specials, Vocabulary
 from raptr.hashing import Stream
 from raptr.models.contract import Family, ModelConfig
-from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs
 from raptr.models.model import Model
 from raptr.models.registry import FAMILIES, register
@@ -78,7 +77,7 @@ class Toy(Model):
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
-        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS)
+        self.initialise(seed)
 
     def new_block(self) -> nn.Module:
         assert isinstance(self.config, ToyConfig)

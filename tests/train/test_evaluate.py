@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -69,8 +70,8 @@ class Constant(nn.Module):
     def inputs(self, subnetwork: Subnetwork, stream: None) -> None:
         """Nothing of the subnetwork matters."""
 
-    def hidden(self, batch: Batch, inputs: None) -> Tensor:
-        return batch.tokens_BS
+    def losses(self, batch: Batch, inputs: None, targets: Sequence[Batch]) -> list[Tensor]:
+        return [self.loss(batch.tokens_BS, chosen) for chosen in targets]
 
     def loss(self, x_BS: Tensor, batch: Batch) -> Tensor:
         return (x_BS[:, 0] % 7 + 1).double().mean()

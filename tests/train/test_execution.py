@@ -91,6 +91,8 @@ SUBNETWORKS = {
     ),
     "heads and parts of every layer": Subnetwork((1.0,) * 5, heads=HEADS, parts=PARTS, head_scale=1.4, part_scale=2.0),
     "parts": Subnetwork((1.0, 0.0, 1.0, 1.0, 1.0), parts=PARTS, scaled="branches"),
+    "gates": Subnetwork((1.0, 0.3, 1.0, 0.0, 1.0), head_gates=(1.0, 1.0, 0.3, 0.3), part_gates=(1.0, 0.3, 0.3, 0.3)),
+    "gates of all layers": Subnetwork((1.0,) * 5, head_gates=(1.0, 1.0, 0.0, 0.0), part_gates=(1.0, 0.0, 0.0, 0.0)),
 }
 
 

@@ -33,7 +33,7 @@ from raptr.comparison.outcomes import RUNS
 from raptr.comparison.progress import Progress, Task
 from raptr.comparison.spec import FULL, read_comparison, read_file
 from raptr.data import TokenStore
-from raptr.train.loop import open_data
+from raptr.train.opening import open_data
 from raptr.train.safety import StopRequest, locked
 
 if TYPE_CHECKING:

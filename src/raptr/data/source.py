@@ -8,6 +8,7 @@ a window is the objective's business. There is no loader to rewind: a resumed ru
 Shapes: B batch, W window.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
@@ -56,11 +57,19 @@ class TrainData:
         assert step >= 0, step
         assert 0 <= micro < micros, (micro, micros)
         share = self._batch // micros
-        first = step * self._batch + micro * share
-        samples_B = np.arange(first, first + share, dtype=np.uint64)
-        domains_B, numbers_B = mixed(samples_B, self._quotas, self._seed)
-        indices_B = permuted(numbers_B, self.samples, self._seed, domains_B)
+        samples_B, domains_B, indices_B = self._order(step * self._batch + micro * share, share)
         return self._split.windows(domains_B, indices_B, samples_B)
+
+    def digest(self, step: int) -> str:
+        """A fingerprint of which windows an optimizer step reads."""
+        _, domains_B, indices_B = self._order(step * self._batch, self._batch)
+        return hashlib.blake2b(domains_B.tobytes() + indices_B.tobytes(), digest_size=8).hexdigest()
+
+    def _order(self, first: int, count: int) -> tuple[Uint64s, Int64s, Uint64s]:
+        """So many samples from `first` on: their numbers, domains, and places in their domains."""
+        samples_B = np.arange(first, first + count, dtype=np.uint64)
+        domains_B, numbers_B = mixed(samples_B, self._quotas, self._seed)
+        return samples_B, domains_B, permuted(numbers_B, self.samples, self._seed, domains_B)
 
 
 @final

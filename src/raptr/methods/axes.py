@@ -4,12 +4,13 @@
     depth=6-8-10-12 mlp=2-3-4-4            several axes; those not named run whole
     mlp=768-1536-3072                      by dimension, as in the paper: 1, 2 and 4 of 4 parts of 768
 
-Each axis is one setting of the method `raptr`. All axes share the stages: one size for each stage.
+Each axis is one setting of the method. All axes share the stages: one size for each stage.
 """
 
 from collections.abc import Sequence
 
 from raptr.settings import nearest
+from raptr.subnetworks import Schedule
 from raptr.subnetworks.schedule import parse_sizes
 
 AXES = {"depth": "schedule", "heads": "heads", "mlp": "parts"}  # the name on the command line: the method's setting
@@ -37,6 +38,28 @@ def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
 def narrows(options: Sequence[str]) -> bool:
     """Whether any of these schedules and settings of --set reduces heads or MLP parts."""
     return any(option.startswith(("heads=", "mlp=", "method.heads=", "method.parts=")) for option in options)
+
+
+def whole_depth(layers: int, heads: str | None, parts: str | None) -> str | None:
+    """All layers in every stage of another axis; None: no other axis has a schedule."""
+    for name, text in (("heads", heads), ("parts", parts)):
+        if text is not None:
+            return "-".join([str(layers)] * len(parse_sizes(text, name)))
+    return None
+
+
+def unit_counts(setting: str, text: str | None, total: int, stages: Schedule) -> tuple[int, ...]:
+    """How many of `total` heads or MLP parts there are in each stage, a full-model start among them; None: all."""
+    if text is None:
+        return (total,) * len(stages.stages)
+    counts, start = parse_sizes(text, setting), 1 if stages.full_start else 0
+    named = len(stages.stages) - start
+    if len(counts) != named or list(counts) != sorted(counts) or counts[0] < 1 or counts[-1] != total:
+        raise ValueError(
+            f"{setting} is {text!r}; one size for each of the {named} stages of schedule {stages.text}, never falling "
+            f"and ending with all {total}, is allowed"
+        )
+    return (total,) * start + counts
 
 
 def in_units(setting: str, text: object, units: int, size: int) -> object:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, SupportsIndex, final
 
+from raptr.methods.axes import unit_counts, whole_depth
 from raptr.methods.contract import Method, Phase, check_end, random_part
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.subnetworks.sampling import (
@@ -28,7 +29,7 @@ from raptr.subnetworks.sampling import (
     keep_probabilities,
 )
 from raptr.subnetworks.scaling import Scaling, scales
-from raptr.subnetworks.schedule import Fixed, Lengths, parse_sizes
+from raptr.subnetworks.schedule import Fixed, Lengths
 from raptr.subnetworks.value import Scaled
 
 
@@ -74,8 +75,11 @@ class RaPTr(Method):
                 raise ValueError("lengths, average, full_start and fixed belong to a schedule given as text")
             ready.check_model(layers, self.steps)
             return ready
+        if ready is None:
+            whole = whole_depth(layers, self.heads, self.parts)
+            ready = Schedule.recommended(layers, max(self.steps, 4)).text if whole is None else whole
         return Schedule.parse(
-            self._default() if ready is None else ready,
+            ready,
             layers=layers,
             steps=self.steps,
             lengths=self.lengths,
@@ -84,36 +88,15 @@ class RaPTr(Method):
             fixed=self.fixed,
         )
 
-    def _default(self) -> str:
-        """The sizes in layers unless they are given: all of them in every stage of another axis, or the recommended."""
-        layers = self.target.layers
-        for name, text in (("heads", self.heads), ("parts", self.parts)):
-            if text is not None:
-                return "-".join([str(layers)] * len(parse_sizes(text, name)))
-        return Schedule.recommended(layers, max(self.steps, 4)).text
-
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Heads that run in each stage."""
-        return self._counts("heads", self.heads, self.target.heads)
+        return unit_counts("heads", self.heads, self.target.heads, self.stages)
 
     @cached_property
     def part_counts(self) -> tuple[int, ...]:
         """MLP parts that run in each stage."""
-        return self._counts("parts", self.parts, self.target.parts)
-
-    def _counts(self, name: str, text: str | None, total: int) -> tuple[int, ...]:
-        stages, start = len(self.stages.stages), 1 if self.stages.full_start else 0
-        if text is None:
-            return (total,) * stages
-        counts = parse_sizes(text, name)
-        good = len(counts) == stages - start and list(counts) == sorted(counts)
-        if not good or counts[0] < 1 or counts[-1] != total:
-            raise ValueError(
-                f"{name} is {text!r}; one size for each of the {stages - start} stages, "
-                f"never falling and ending with all {total}, is allowed"
-            )
-        return (total,) * start + counts
+        return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     def settings(self) -> dict[str, Any]:
         """The settings, with the schedule spelt out."""

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raptr.distributed.sharding import local
 from raptr.hashing import bits, mix_array
 from raptr.models.contract import Init
 from raptr.models.roles import roles
@@ -43,18 +44,22 @@ def initialise(
     """Set every parameter of the model to its initial value, in place; one of no known role is an error.
 
     `outputs` names the modules that write to the residual stream of a model with so many layers; `drawn_as` gives the
-    names that key the random numbers of parameters, where those are not their own.
+    names that key the random numbers of parameters, where those are not their own. A parameter that lies on several
+    processes gets the values of the rows that are here; one without memory (`meta`) gets none.
     """
     known, keys = roles(model), drawn_as or {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if parameter.is_meta:
+                continue
+            mine, first = local(parameter)
             if known[name] in ("matrix", "embedding"):
                 residual = not set(outputs).isdisjoint(name.split("."))
                 deviation = BERT if init == "bert" else fan_in(parameter.shape[1], layers if residual else None)
-                values = normal(seed, keys.get(name, name), parameter.numel()) * np.float32(deviation)
-                parameter.copy_(torch.from_numpy(values).view(parameter.shape))
+                values = normal(seed, keys.get(name, name), mine.numel(), first) * np.float32(deviation)
+                mine.copy_(torch.from_numpy(values).view(mine.shape))
             else:
-                parameter.fill_(1 if known[name] == "gain" else 0)
+                mine.fill_(1 if known[name] == "gain" else 0)
 
 
 def fan_in(inputs: int, layers: int | None) -> float:
@@ -62,15 +67,20 @@ def fan_in(inputs: int, layers: int | None) -> float:
     return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
 
 
-def normal(seed: int, name: str, count: int) -> NDArray[np.float32]:
-    """Standard normal numbers that belong to (seed, name): Box and Muller's transform of hashed counters."""
+def normal(seed: int, name: str, count: int, first: int = 0) -> NDArray[np.float32]:
+    """Standard normal numbers that belong to (seed, name), from number `first` on.
+
+    Box and Muller's transform makes pairs of them from pairs of hashed counters.
+    """
     key = np.uint64(bits(seed, "init", zlib.crc32(name.encode())))
-    result = np.empty(count + count % 2, dtype=np.float32)
+    odd = first % 2
+    result = np.empty(odd + count + (odd + count) % 2, dtype=np.float32)
     for start in range(0, len(result), CHUNK):
         stop = min(start + CHUNK, len(result))
-        hashed = mix_array(key ^ mix_array(np.arange(start, stop, dtype=np.uint64)))
+        counters = np.arange(first - odd + start, first - odd + stop, dtype=np.uint64)
+        hashed = mix_array(key ^ mix_array(counters))
         unit = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         radius, angle = np.sqrt(-2 * np.log(unit[0::2])), 2 * np.pi * unit[1::2]
         result[start:stop:2] = radius * np.cos(angle)
         result[start + 1 : stop : 2] = radius * np.sin(angle)
-    return result[:count]
+    return result[odd : odd + count]

@@ -18,7 +18,7 @@ from raptr.subnetworks.value import Kept
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A layer's share of the subnetwork: its scales (0-dim), and the heads and MLP parts that run.
+    """A layer's share of the subnetwork: its scales (0-dim), the heads and MLP parts that run, and gates.
 
     `layer_scale` multiplies the whole layer and `branch_scale` each of its branches, with the bias of its last map.
     `head_scale` and `part_scale` make up for the heads and MLP parts that do not run; a bias is there whatever runs,
@@ -31,6 +31,8 @@ class BlockInputs:
     part_scale: Tensor | None
     heads_H: Tensor | None
     parts_P: Tensor | None
+    head_gates_H: Tensor | None = None
+    part_gates_P: Tensor | None = None
 
 
 class Inputs(NamedTuple):
@@ -45,12 +47,14 @@ class Packed(NamedTuple):
     """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
 
     The columns of the scales multiply the whole layer, each branch, what the heads give and what the MLP parts give;
-    kept heads and parts stand one layer after the other.
+    kept heads and parts stand one layer after the other. Gates are the same in every layer.
     """
 
     scales_K4: Tensor
     heads: Tensor | None
     parts: Tensor | None
+    head_gates_H: Tensor | None
+    part_gates_P: Tensor | None
 
     def to(self, device: torch.device) -> "Packed":
         """The same numbers on another device."""
@@ -64,6 +68,7 @@ class Signature(NamedTuple):
     scaled: tuple[bool, ...]  # whether any running layer has such a scale, other than 1
     heads: tuple[int, ...] | None
     parts: tuple[int, ...] | None
+    gated: tuple[bool, bool]  # whether heads have gates, and parts
 
 
 def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
@@ -73,7 +78,12 @@ def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
         None if kept is None else torch.tensor([unit for layer in subnetwork.kept for unit in kept[layer]])
         for kept in (subnetwork.heads, subnetwork.parts)
     )
-    return Packed(torch.tensor(scales, dtype=torch.promote_types(dtype, torch.float32)), heads, parts)
+    wide = torch.promote_types(dtype, torch.float32)
+    gates = (
+        None if gates is None else torch.tensor(gates, dtype=wide)
+        for gates in (subnetwork.head_gates, subnetwork.part_gates)
+    )
+    return Packed(torch.tensor(scales, dtype=wide), heads, parts, *gates)
 
 
 def signature(subnetwork: Subnetwork) -> Signature:
@@ -81,7 +91,8 @@ def signature(subnetwork: Subnetwork) -> Signature:
     rows = [_scales(subnetwork, layer) for layer in subnetwork.kept]
     used = tuple(any(row[column] != 1 for row in rows) for column in range(4))
     heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
-    return Signature(subnetwork.size, used, heads, parts)
+    gated = subnetwork.head_gates is not None, subnetwork.part_gates is not None
+    return Signature(subnetwork.size, used, heads, parts, gated)
 
 
 def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
@@ -90,7 +101,8 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     for row in range(sign.size):
         scales = [packed.scales_K4[row, column] if used else None for column, used in enumerate(sign.scaled)]
         layer, branch, head, part = scales
-        yield BlockInputs(layer, branch, head, part, heads[row], parts[row])
+        gates = packed.head_gates_H, packed.part_gates_P
+        yield BlockInputs(layer, branch, head, part, heads[row], parts[row], *gates)
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ that hooks see them. A model keeps nothing between two calls.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from raptr.data.batch import Batch
 from raptr.models.contract import ModelConfig
+from raptr.models.init import initialise
 from raptr.models.inputs import Inputs, pack, signature, unpack
-from raptr.models.layout import Layout
+from raptr.models.layout import Cut, Layout
 from raptr.subnetworks import Subnetwork
 
 
@@ -30,6 +31,7 @@ class Model(nn.Module, ABC):
 
     LAYERS: ClassVar[str] = "blocks"  # the name of the list of blocks, as it begins the names of their parameters
     OUTPUTS: ClassVar[tuple[str, ...]]  # the modules of a block that write to the residual stream
+    DRAWN_AS: ClassVar[Mapping[str, str]] = {}  # names that key initial values, where they are not the parameter's own
 
     config: ModelConfig
     layout: Layout  # of a block's tensors
@@ -55,6 +57,11 @@ class Model(nn.Module, ABC):
         """The mean loss over the batch's targets; a family may compute it without the whole matrix of scores."""
         return F.cross_entropy(self.scores(x_BSD, batch).flatten(0, -2), batch.labels_BM.flatten())
 
+    def initialise(self, seed: int) -> None:
+        """Give every parameter its initial value."""
+        made, drawn_as = self.config, self.DRAWN_AS
+        initialise(self, seed, init=made.init, layers=made.layers, outputs=self.OUTPUTS, drawn_as=drawn_as)
+
     def context(self, batch: Batch) -> Any:
         """What every block sees besides x, made once: a mask, tables of positions."""
         return None
@@ -71,6 +78,11 @@ class Model(nn.Module, ABC):
         """The mean loss over the batch's targets, from the part of the model that runs."""
         return self.loss(self.hidden(batch, inputs, blocks), batch)
 
+    def losses(self, batch: Batch, inputs: Inputs, targets: Sequence[Batch]) -> list[Tensor]:
+        """The mean losses over several choices of targets in one batch, from one pass through the layers."""
+        x_BSD = self.hidden(batch, inputs)
+        return [self.loss(x_BSD, chosen) for chosen in targets]
+
     def hidden(self, batch: Batch, inputs: Inputs, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
         """What the last block gives: the walk over the layers that run, or over the blocks given in their place."""
         own: Sequence[Callable[..., Tensor]] = [self.blocks[layer] for layer in inputs.kept]
@@ -80,11 +92,14 @@ class Model(nn.Module, ABC):
         return x_BSD
 
 
+def cut_of(model: Model, name: str) -> Cut | None:
+    """Where the parameter of this name has an axis of heads or MLP parts; None: it has none."""
+    return model.layout.get(name.split(".", 2)[2]) if name.startswith(f"{model.LAYERS}.") else None
+
+
 def fused_maps(model: nn.Module, name: str) -> int:
     """How many maps of one size the parameter of this name holds, one after the other in its first dimension."""
-    if not isinstance(model, Model) or not name.startswith(f"{model.LAYERS}."):
-        return 1
-    cut = model.layout.get(name.split(".", 2)[2])
+    cut = cut_of(model, name) if isinstance(model, Model) else None
     return cut.before if cut is not None and cut.dim == 0 else 1
 
 

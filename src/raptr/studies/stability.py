@@ -42,7 +42,7 @@ from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loading import load_model
-from raptr.train.loop import open_data
+from raptr.train.opening import open_data
 from raptr.train.run import environment
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -1,9 +1,11 @@
 """Checkpoints: the whole state of a run before step N, in `checkpoints/step-N/`, and never half of it.
 
-A checkpoint holds the tensors as safetensors (written through `torch.distributed.checkpoint`, so shards can
-come later without a new format), the rest as `state.json`, and `manifest.json` with the size and sha256 of
-each file. It is written in a hidden folder beside its place and gets its name by one rename, after everything
-is on the disk (`raptr/files.py`); so a folder `step-N` is whole, unless the disk damaged it later, which the manifest
+A checkpoint holds the tensors as safetensors (written through `torch.distributed.checkpoint`, each process its
+shards), the rest as `state.json`, and `manifest.json` with the size and sha256 of each file. Any number of processes
+reads what any other number wrote: a tensor is put together from the files that have its rows.
+
+A checkpoint is written in a hidden folder beside its place and gets its name by one rename, after everything is on the
+disk (`raptr/files.py`); so a folder `step-N` is whole, unless the disk damaged it later, which the manifest
 shows. `.step-N.replaced` stands for `step-N` if that name is free.
 
 Nothing is pickled. The Hugging Face storage is used because the default writer of
@@ -27,6 +29,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from raptr import files
+from raptr.distributed.processes import ALONE, Processes, named
+from raptr.distributed.sharding import is_sharded
 from raptr.settings import read
 from raptr.subnetworks import Shape
 
@@ -77,14 +81,21 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"{self.path / STATE} is not that of a run: {error}") from None
 
-    def blank(self, *, without: str) -> dict[str, Tensor]:
-        """Return a tensor to read into for each stored one whose name does not begin with `without`."""
+    def blank(self, *, without: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return a tensor to read into for each stored one whose name does not begin with `without`.
+
+        One of the shape of its parameter (KIND.NAME has the parameter NAME) is laid out on the processes as that is.
+        """
         described = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
-        return {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in described.items()
-            if isinstance(entry, TensorStorageMetadata) and not name.startswith(without)
-        }
+        blank: dict[str, Tensor] = {}
+        for name, entry in described.items():
+            if isinstance(entry, TensorStorageMetadata) and not name.startswith(without):
+                parameter, dtype = (parameters or {}).get(name.partition(".")[2]), entry.properties.dtype
+                if parameter is not None and is_sharded(parameter) and parameter.shape == entry.size:
+                    blank[name] = torch.empty_like(parameter, dtype=dtype)
+                else:
+                    blank[name] = torch.empty(entry.size, dtype=dtype)
+        return blank
 
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
         """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
@@ -157,48 +168,78 @@ def load(folder: Path, step: int) -> Checkpoint:
     return Checkpoint(there[step], step, _state(there[step]))
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int | None) -> Path:
-    """Write checkpoint `step-N`, then remove all but the newest `keep` (None: remove nothing)."""
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int | None,
+    processes: Processes = ALONE,
+) -> Path:
+    """Write checkpoint `step-N`, then remove all but the newest `keep` (None: remove nothing).
+
+    Each process writes its own tensors; the first one does everything else.
+    """
     assert step >= 0, step
     if keep is not None and keep < 1:
         raise ValueError(f"keep: {keep} checkpoints; at least 1, or None to keep all")
     text = json.dumps(dict(state), indent=2, allow_nan=False) + "\n"
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
-        files.sync(folder.parent)
-    _clean(folder)
     path = place_of(folder, step)
-    with files.new_folder(path) as partial:
-        _write(partial, tensors, text)
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            if processes.first:
+                if not folder.is_dir():
+                    folder.mkdir(parents=True)
+                    files.sync(folder.parent)
+                _clean(folder)
+                stack.enter_context(files.new_folder(path))
+        _write(files.hidden(path, "partial"), tensors, text, processes)
+        with processes.together():
+            stack.close()  # the folder gets its name
+            if processes.first:
+                _prune(folder, step, keep)
+    return path
+
+
+def _prune(folder: Path, step: int, keep: int | None) -> None:
     if keep is not None:
         # A later step can only be one that was too damaged to resume from: it must not crowd out a whole one.
         past = {number: old for number, old in _checkpoints(folder).items() if number <= step}
         for number in sorted(past)[:-keep]:
             files.remove(past[number], place_of(folder, number))
-    return path
 
 
-def _write(partial: Path, tensors: Mapping[str, Tensor], state: str) -> None:
+def _write(partial: Path, tensors: Mapping[str, Tensor], state: str, processes: Processes) -> None:
     """Write a whole checkpoint into a new folder, down to the disk, the manifest last."""
     # Whatever is not a tensor would be pickled.
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
     # Safetensors refuses strided views; the copy is of those only.
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    with _one_process():
-        state_dict_saver.save(plain, storage_writer=writer, no_dist=True)
-    (partial / STATE).write_bytes(state.encode())
-    for path in partial.iterdir():
-        files.sync(path)
-    (partial / MANIFEST).write_bytes(_manifest(_contents(partial)))
-    files.sync(partial / MANIFEST)
-    files.sync(partial)
+    with _one_process(), named(processes):
+        group = processes.control
+        state_dict_saver.save(plain, storage_writer=writer, process_group=group, no_dist=group is None)
+    mine: dict[str, dict[str, int | str]] = {}
+    with processes.together():
+        if processes.first:
+            (partial / STATE).write_bytes(state.encode())
+        own = (f"shard-{processes.rank + 1:05}-*", *([STATE] if processes.first else []))
+        for path in [path for names in own for path in partial.glob(names)]:
+            files.sync(path)
+        mine = {name: entry for names in own for name, entry in _contents(partial, names).items()}
+    contents = {name: entry for share in processes.gather(mine) for name, entry in share.items()}
+    with processes.together():
+        if processes.first:
+            (partial / MANIFEST).write_bytes(_manifest(contents))
+            files.sync(partial / MANIFEST)
+            files.sync(partial)
 
 
-def _contents(path: Path) -> dict[str, dict[str, int | str]]:
-    """Return the size and sha256 of each file of a checkpoint, the manifest apart."""
+def _contents(path: Path, names: str = "*") -> dict[str, dict[str, int | str]]:
+    """Return the size and sha256 of each file of a checkpoint with such a name, the manifest apart."""
     contents: dict[str, dict[str, int | str]] = {}
-    for file in path.iterdir():
+    for file in path.glob(names):
         if file.name != MANIFEST and file.is_file():
             contents[file.name] = {"size": file.stat().st_size, "sha256": files.sha256_of(file)}
     return contents

@@ -1,5 +1,6 @@
 """The configuration of a run: frozen, complete, and checked before anything is computed."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -8,84 +9,25 @@ from typing import Any, Literal
 import torch
 
 from raptr.data import TokenStore, open_store
+from raptr.distributed.processes import TIMEOUT, Engine
 from raptr.methods import Method, make_method
 from raptr.methods.axes import in_units
-from raptr.models.contract import Family, ModelConfig
+from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
-from raptr.settings import nearest, read, values
+from raptr.settings import nearest, read
+from raptr.train.model import FREE, MOST_WIDE, ModelSettings
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
-from raptr.train.starting import with_start
 from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 Form = Literal["auto", "skip", "gather"]
-FAMILY = next(iter(FAMILIES))  # unless given
-FROM_DATA = ("vocabulary", "positions")  # dimensions of a model that are no settings
 NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
-MOST_LAYERS, MOST_WIDE, MOST = 10_000, 2**20, 2**31  # more is a slip, and would fill the memory or overflow
+MOST = 2**31  # more is a slip, and would overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
-FREE = {"free": True}  # a resume may change it: only rounding follows from it (the data's fingerprint is compared)
 BUILTIN = "builtin"  # data.source: the Python standard library's text
 ROUNDING = ("train.device", "train.precision")  # a resume changes them only where they are given
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """A family and a named size of it, any dimension of which may be replaced; `given` are those replaced."""
-
-    family: str = FAMILY
-    size: str = ""  # the family's first
-    start: str | None = field(default=None, metadata=FREE)  # a folder of transformers instead of random weights
-    start_sha256: str | None = None  # of its weights; decided when the settings are read
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            near = nearest(self.family, FAMILIES)
-            raise ValueError(f"model.family is {self.family!r}; {near}allowed: {', '.join(FAMILIES)}")
-        sizes = self.kind.sizes
-        if not self.size:
-            object.__setattr__(self, "size", next(iter(sizes)))
-        if self.size not in sizes:
-            raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, sizes)}allowed: {', '.join(sizes)}")
-        if self.start is None and self.start_sha256 is not None:
-            raise ValueError(f"model.start_sha256 is {self.start_sha256!r} without model.start. Give both or neither.")
-        for name, value in self.given.items():
-            most = MOST_LAYERS if name == "layers" else MOST_WIDE
-            if type(value) is int and not 1 <= value <= most:
-                raise ValueError(f"model.{name} is {value}; a whole number from 1 to {most} is allowed")
-
-    @classmethod
-    def read(cls, settings: object) -> "ModelSettings":
-        """Read the section `model`, whose keys are family, size and the family's own settings."""
-        if not isinstance(settings, Mapping):
-            raise ValueError(f"model is {settings!r}; a mapping is allowed")
-        settings, names = with_start(settings), ("family", "size", "start", "start_sha256")
-        made = read(cls, {key: settings[key] for key in names if key in settings}, "model.")
-        known = [entry.name for entry in fields(made.kind.config) if entry.name not in FROM_DATA]
-        for key in settings:
-            if key not in (*names, *known):
-                allowed = ", ".join((*names, *known))
-                raise ValueError(f"Unknown setting model.{key}; {nearest(key, known)}allowed: {allowed}")
-        given = {key: settings[key] for key in known if settings.get(key) is not None}
-        return replace(made, given=values(made.kind.config, given, "model."))
-
-    @property
-    def kind(self) -> Family:
-        """The family."""
-        return FAMILIES[self.family]
-
-    def build(self, vocabulary: int, positions: int) -> ModelConfig:
-        """The model's dimensions."""
-        return replace(self.kind.sizes[self.size], **self.given, vocabulary=vocabulary, positions=positions)
-
-    def mapping(self, dimensions: ModelConfig) -> dict[str, Any]:
-        """All settings, with the dimensions as they were decided."""
-        sizes = {key: value for key, value in asdict(dimensions).items() if key not in FROM_DATA}
-        start = {"start": self.start, "start_sha256": self.start_sha256} if self.start is not None else {}
-        return {"family": self.family, "size": self.size, **start, **sizes}
 
 
 @dataclass(frozen=True)
@@ -110,7 +52,7 @@ class TrainSettings:
 
     steps: int
     batch: int = 32  # sequences per optimizer step
-    accumulate: int = 1  # micro-batches per optimizer step, all with one subnetwork
+    accumulate: int = field(default=1, metadata=FREE)  # micro-batches per optimizer step, all with one subnetwork
     seed: int = 0
     device: str = "auto"
     precision: Precision = "auto"  # mixed: bfloat16 products; bfloat16: also between layers; auto: that on a GPU
@@ -118,6 +60,9 @@ class TrainSettings:
     compile: bool | None = field(default=None, metadata=FREE)  # None: on a GPU, unless deterministic
     deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
     recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
+    parallel: Engine | None = field(default=None, metadata=FREE)  # of many processes: docs/distributed.md; None: ddp
+    shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
+    timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
     eval_samples: int = field(default=256, metadata=FREE)
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
@@ -128,13 +73,17 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "eval_samples": 1, "keep": 1, "log_every": 1}
-        for name in ("eval_every", "checkpoint_every"):
+        for name in ("eval_every", "checkpoint_every", "shards"):
             if getattr(self, name) is not None:
                 least[name] = 1
         for name, lowest in least.items():
             value, most = getattr(self, name), 2**63 if name == "seed" else MOST
             if not lowest <= value <= most:
                 raise ValueError(f"train.{name} is {value}; a whole number from {lowest} to {most} is allowed")
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"train.timeout is {self.timeout}; a number of seconds above 0 is allowed")
+        if self.shards is not None and self.parallel != "hsdp":
+            raise ValueError(f"train.shards is {self.shards}, which only train.parallel hsdp has. Leave it out.")
         if self.batch % self.accumulate:
             raise ValueError(
                 f"train.accumulate is {self.accumulate}; a divisor of train.batch, {self.batch}, is allowed"
@@ -200,11 +149,11 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, segments: bool) -> Literal["skip", "gather"]:
-        """The execution's form; with `segments` attention stays inside documents."""
+    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> Literal["skip", "gather"]:
+        """The execution's form; with `segments` attention stays inside documents, `sharded` are weights of FSDP2."""
         if self.execution != "auto":
             return self.execution
-        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments)
+        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments or sharded)
         return "gather" if fits else "skip"
 
 
@@ -213,7 +162,7 @@ class Config:
     """A complete run. `method` holds the method's name and its settings."""
 
     train: TrainSettings
-    model: ModelSettings = ModelSettings()
+    model: ModelSettings = field(default_factory=ModelSettings)
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "raptr"})
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -243,12 +192,20 @@ class Config:
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
-        widths = {"heads", "parts"} & {key for key, value in self.method.items() if value is not None}
-        if widths and self.optimizer.idle == "skip":
-            raise ValueError(
-                f"optimizer.idle is 'skip' with method.{min(widths)}; idle heads and parts are slices of a tensor "
-                "that has a gradient, so only zero is allowed"
-            )
+        stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
+        for axis in ("heads", "parts"):
+            if self.optimizer.idle == "skip" and any(getattr(p, axis) < getattr(shape, axis) for p, shape in stages):
+                raise ValueError(
+                    f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
+                    "that has a gradient, so only zero is allowed"
+                )
+            widened = any(getattr(shape, axis) < getattr(method.target, axis) for _, shape in stages)
+            if self.optimizer.name == "adafactor" and widened:
+                raise ValueError(
+                    f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
+                    "tensors: its means over whole rows and columns cannot be split between old and new. "
+                    "Use adamw or muon."
+                )
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Config":
@@ -306,6 +263,29 @@ class Config:
     def targets(self) -> float:
         """The positions of a sequence at which the loss is taken; of a mixture, the mean over a cycle."""
         return self.objective.targets(self.data.length)
+
+    def check_processes(self, count: int, *, sharded: bool) -> None:
+        """Refuse a batch that so many processes cannot share evenly, and what FSDP2's weights do not allow."""
+        settings = self.train
+        if sharded and self.optimizer.name != "adamw":
+            raise ValueError(
+                f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
+                "the weights lie on all of them. Use adamw."
+            )
+        if sharded and settings.execution == "gather":
+            raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
+        if settings.batch % (settings.accumulate * count):
+            raise ValueError(
+                f"train.batch is {settings.batch}; with {count} processes and train.accumulate {settings.accumulate} a "
+                f"multiple of {settings.accumulate * count} is allowed"
+            )
+        isolate = self.data.isolate_documents
+        self.objective.check(self.data.length, settings.batch, settings.accumulate, isolate=isolate, processes=count)
+
+    @property
+    def dropout(self) -> float:
+        """How much is dropped at random in training."""
+        return self.model.build(self.data.vocabulary, self.data.length).dropout
 
     def following(self, begun: "Config") -> "Config":
         """The same, `auto` replaced by the device and the precision that a run began with."""
@@ -366,6 +346,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     """The settings in which two configurations' results differ, each with `was a, now b`."""
     sections = {"train": TrainSettings, "data": DataSettings, "model": ModelSettings}
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
+    if new.get("model", {}).get("dropout"):
+        free -= {"train.accumulate"}  # what is dropped is drawn for each micro-batch
     before, after = _flat(old), _flat(new)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}

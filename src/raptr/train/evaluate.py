@@ -12,6 +12,8 @@ from torch import Tensor
 
 from raptr.data.batch import Batch
 from raptr.data.source import EvalData
+from raptr.distributed.processes import ALONE, Processes
+from raptr.distributed.sharding import reshard
 from raptr.methods import Method
 from raptr.models.model import Model
 from raptr.objectives.contract import Objective
@@ -38,6 +40,13 @@ class Evaluation:
     likelihood: dict[str, float]
     denoisers: dict[str, float]
 
+    def record(self) -> dict[str, object]:
+        """What is recorded of it: domains and denoisers where there are several."""
+        found: dict[str, object] = {"loss": self.loss, **self.likelihood}
+        if len(self.domains) > 1:
+            found |= {"loss_mixture": self.mixture, "domains": self.domains}
+        return found | ({"denoisers": self.denoisers} if self.denoisers else {})
+
 
 def evaluate(
     model: Model,
@@ -47,8 +56,9 @@ def evaluate(
     *,
     batch: int,
     stream: torch.dtype | None = None,
+    processes: Processes = ALONE,
 ) -> Evaluation:
-    """Judge the subnetwork on the fixed held-out set, which is the same for every run.
+    """Judge the subnetwork on the fixed held-out set, which is the same for every run; each process takes a share.
 
     Nothing compiled runs: the last batch of each domain has a shape of its own.
     """
@@ -56,17 +66,28 @@ def evaluate(
     training, inputs = model.training, model.inputs(subnetwork, stream)
     model.eval()
     parts: list[_Part] = []
+    losses: list[Tensor] = []
+    batches = ((domain, windows) for domain in data.domains for windows in data.windows(domain, batch))
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for domain in data.domains:
-            for windows in data.windows(domain, batch):
-                whole = objective.evaluation(windows)
-                shown = whole.to(device)
-                x_BSD = model.hidden(shown, inputs)
-                for denoiser, (positions, labels) in _judged(whole, objective.denoisers(windows)).items():
-                    piece = shown._replace(positions_BM=positions, labels_BM=labels).to(device)
-                    parts.append(_Part(domain, denoiser, model.loss(x_BSD, piece).double(), len(labels)))
+        for (domain, windows), counts in processes.share(batches):
+            whole = objective.evaluation(windows)
+            shown = whole.to(device)
+            judged = _judged(whole, objective.denoisers(windows))
+            pieces = [shown._replace(positions_BM=p, labels_BM=labels).to(device) for p, labels in judged.values()]
+            found = model.losses(shown, inputs, pieces)
+            if counts:
+                losses += found
+                parts += [_Part(domain, name, len(labels)) for name, (_, labels) in judged.items()]
+    reshard(model)
     model.train(training)
-    losses, counts = _means(parts, "domain")
+    numbers = torch.stack(losses).double().tolist() if losses else []  # read back at once
+    shares = processes.gather([part._replace(loss=loss) for part, loss in zip(parts, numbers, strict=True)])
+    return _summary([part for share in shares for part in share], objective, data)
+
+
+def _summary(parts: Sequence["_Part"], objective: Objective, data: EvalData) -> Evaluation:
+    means, counts = _means(parts, "domain")
+    losses = {domain: means[domain] for domain in data.domains}
     mean = sum(losses[domain] * counts[domain] for domain in losses) / sum(counts.values())
     mixture = sum(losses[domain] * data.shares[domain] for domain in losses)
     likelihood = _likelihood(mean, counts, data.bytes_per_token) if objective.attention == "causal" else {}
@@ -79,8 +100,8 @@ class _Part(NamedTuple):
 
     domain: str
     denoiser: str
-    loss: Tensor
     weight: int
+    loss: float = 0.0
 
 
 def _judged(batch: Batch, rows: Mapping[str, NDArray[np.bool_]]) -> dict[str, tuple[Tensor | None, Tensor]]:
@@ -95,13 +116,13 @@ def _judged(batch: Batch, rows: Mapping[str, NDArray[np.bool_]]) -> dict[str, tu
 
 def _means(parts: Sequence[_Part], by: Literal["domain", "denoiser"]) -> tuple[dict[str, float], dict[str, int]]:
     """The mean loss of all parts of one domain or denoiser, and the weight of it."""
-    sums: dict[str, Tensor | float] = {}
+    sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for part in parts:
         name = part.domain if by == "domain" else part.denoiser
         sums[name] = sums.get(name, 0.0) + part.loss * part.weight
         counts[name] = counts.get(name, 0) + part.weight
-    return {name: float(total) / counts[name] for name, total in sums.items()}, counts
+    return {name: total / counts[name] for name, total in sums.items()}, counts
 
 
 def _likelihood(loss: float, counts: Mapping[str, int], bytes_per_token: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,8 @@ weights by index, and slots hold no more than what runs.
 The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
 
 The order of wrapping, from the inside: a block, compiled by itself (never the whole model: each subset would be
-another graph); the recomputation of activations around it; the CUDA graph around everything.
+another graph); the gathering of its weights, where they lie on several processes; the recomputation of activations
+around it; the CUDA graph around everything.
 
 Compiled code is the same for all steps of a stage: a scale that any running layer has is handed to all of them. All
 blocks share one compiled code, in every model of the process.
@@ -24,9 +25,12 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
+from raptr.distributed.sharding import fill, is_sharded, shard
+from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
@@ -45,11 +49,40 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def make_execution(model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents."""
+def build_model(dimensions: ModelConfig, seed: int, device: torch.device, mesh: DeviceMesh | None) -> Model:
+    """The model with its initial weights; on a mesh, each process makes its own part of them only."""
+    if mesh is None:
+        return dimensions.build(seed).to(device)
+    with torch.device("meta"):
+        model = dimensions.build(seed)
+    assert not list(model.buffers()), "to_empty would leave them without values"
+    shard(model, model.blocks, mesh, "losses")
+    model.to_empty(device=device)
+    model.initialise(seed)
+    return model
+
+
+def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
+    """Give a model the weights that `load` writes into a whole one; on a mesh, each process keeps its part."""
+    if not is_sharded(next(model.parameters())):
+        load(model)
+        return
+    with torch.device("cpu"):
+        whole = model.config.build(0)
+    load(whole)
+    with torch.no_grad():
+        for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
+            fill(mine, other)
+
+
+def make_execution(
+    model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False, sharded: bool = False
+) -> Execution:
+    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: on a mesh."""
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
-    return Gather(forward) if settings.form(device, segments) == "gather" else Skip(forward)
+    form = settings.form(device, segments, sharded=sharded)
+    return Gather(forward) if form == "gather" else Skip(forward)
 
 
 @final

@@ -19,6 +19,7 @@ started again is the run that was not.
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,9 @@ from torch import Tensor
 
 from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
-from raptr.data.prepare import prepare_builtin
 from raptr.data.store import TOKENIZER
+from raptr.distributed.processes import ALONE, Agreement, Processes, joined, named
+from raptr.distributed.sharding import reduce_now
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
@@ -40,11 +42,12 @@ from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress
-from raptr.train.config import BUILTIN, Config
+from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
-from raptr.train.execution import make_execution
+from raptr.train.execution import build_model, fill_whole, make_execution
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
+from raptr.train.opening import check_data, open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
 from raptr.train.progress import TrainingBar
 from raptr.train.readout import Reading, Readout
@@ -90,32 +93,38 @@ def pretrain(
     `verify` reads all of the data and compares checksums, also where that was done before. A run that is finished is
     exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it.
     """
-    console = console or Console(stderr=True)
-    folder, stop = RunFolder(run), stop or StopRequest()
-    with (
-        memory_named(folder.checkpoints),
-        folder.opened(config, fresh=fresh) as settled,
-        reproducible(config.train.deterministic),
-    ):
-        steps, found = settled.train.steps, None if fresh else checkpoint.load_latest(folder.checkpoints)
+    stop = stop or StopRequest()
+    with joined(config.train.timeout) as processes, ExitStack() as opened:
+        console = console or Console(stderr=True)
+        console = console if processes.first else Console(quiet=True)
+        folder = RunFolder(run, writes=processes.first)
+        opened.enter_context(memory_named(folder.checkpoints))
+        opened.enter_context(reproducible(config.train.deterministic))
+        processes.agree(lambda: {"the settings": str(config.mapping())}, bool).settle()
+        settled = processes.from_first(lambda: opened.enter_context(folder.opened(config, fresh=fresh)))
+        device = torch.device(settled.train.device)
+        processes = processes.laid_out(settled.train.parallel, settled.train.shards, device)
+        steps = settled.train.steps
+        found = None if fresh else processes.from_first(lambda: checkpoint.load_latest(folder.checkpoints))
         if found is not None and found.step >= steps:
             if settled.data.source != folder.read().data.source:  # another path may lead to the same text
-                _check_data(run, found.progress(), open_data(settled, run, console))
+                check_data(run, found.progress(), open_data(settled, run, console))
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
             result = Result(run, found.step, found.progress().eval_loss)
         else:
             check_installed(settled.train.tracker)
-            store = open_data(settled, run, console, verify=verify)
-            trainer = Trainer(settled, folder, store, torch.device(settled.train.device))
+            store = processes.first_before_others(lambda: open_data(settled, run, console, verify=verify))
+            trainer = Trainer(settled, folder, store, device, processes)
             if found is None and (start := settled.model.start) is not None:
-                load_start(start, settled.model.start_sha256, trainer.model, store)
-            if fresh:
-                folder.clear()
+                fill_whole(trainer.model, partial(load_start, start, settled.model.start_sha256, store=store))
+            with processes.together():
+                if fresh:
+                    folder.clear()
             if found is not None:
                 trainer.resume(found, console)
             with stop.listening():
                 result = trainer.train(steps if until is None else min(until, steps), console, stop)
-    if result.step < steps:
+    if result.step < steps or not processes.first:
         return result
     written = _report(folder) if report else None
     return replace(result, report=written, model=_export(folder, steps, console) if export else None)
@@ -141,8 +150,16 @@ def _export(folder: RunFolder, step: int, console: Console) -> Path:
 class Trainer:
     """A run in memory: the model, its optimizer, and the counts that grow with the steps."""
 
-    def __init__(self, config: Config, folder: RunFolder, store: TokenStore, device: torch.device) -> None:
-        self.config, self.folder, self.store, self.device = config, folder, store, device
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        store: TokenStore,
+        device: torch.device,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.config, self.folder, self.store, self.device, self.processes = config, folder, store, device, processes
+        config.check_processes(processes.size, sharded=processes.mesh is not None)
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
@@ -153,6 +170,7 @@ class Trainer:
         self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
+        self.settings = str(config.mapping())
         self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
 
@@ -160,25 +178,26 @@ class Trainer:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
         settings, isolate = self.config.train, self.config.data.isolate_documents
-        self.model = self.dimensions.resized(shape).build(settings.seed).to(self.device)
+        self.model = build_model(self.dimensions.resized(shape), settings.seed, self.device, self.processes.mesh)
         self.parameters = list(self.model.parameters())
-        self.execution = make_execution(self.model, settings, self.device, segments=isolate)
+        sharded = self.processes.mesh is not None
+        self.execution = make_execution(self.model, settings, self.device, segments=isolate, sharded=sharded)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
 
     def grow(self, shape: Shape) -> None:
         """Make the model and what the optimizer knows those of a larger shape."""
         plan, before = self.method.growth(self.shape, shape), self.tensors()
         self.build(shape)
-        state = grow(plan, before, self.weights(), layers=self.model.LAYERS, outputs=self.model.OUTPUTS)
+        state = grow(plan, before, self.weights(), self.model)
         load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
         """Take up a checkpoint."""
         progress = found.progress()
-        _check_data(self.folder.path, progress, self.store)
+        check_data(self.folder.path, progress, self.store)
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
-        state = found.blank(without="model.")
+        state = found.blank(without="model.", parameters=dict(self.model.named_parameters()))
         found.read({**self.weights(), **state})
         load_state(self.optimizer, self.model, state)
         self.step, self.readout.seconds = progress.step, progress.seconds
@@ -192,8 +211,9 @@ class Trainer:
         settings, method = self.config.train, self.method
         if self.step < last:
             start = {"step": self.step, "data": self.store.fingerprint, "device": self.device.type}
-            precision = settings.arithmetic(self.device)
-            self.folder.begin(self.config, self.store.path / TOKENIZER, {**start, "precision": precision})
+            start |= {"precision": settings.arithmetic(self.device), "processes": self.processes.size}
+            with self.processes.together():
+                self.folder.begin(self.config, self.store.path / TOKENIZER, start)
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
         planned = planned_flops(self.dimensions, method, **self._batch())
@@ -206,18 +226,20 @@ class Trainer:
             device=self.device,
             step=self.step,
         )
-        with bar:
+        with bar, named(self.processes):
+            stopping = self.agree(stop).settle()
             if self.step == 0:
                 self.judge(bar)
             self.readout.start()
-            stopping = stop.asked
+            stopping = stopping or self.processes.any(stop.asked)
             while self.step < last and not stopping:
                 if self.shape != method.shape(self.step):
                     self.grow(method.shape(self.step))
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
+                agreement = self.agree(stop, ahead=1)
                 loss, norm = self.optimize(subnetwork)
                 bar.advance(self.step, stage=phase + 1, counts=subnetwork.counts, spent=self.spent.total)
-                stopping = stop.asked  # checked once per step; a later signal takes effect after the next step
+                stopping = agreement.settle()  # once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
                     note = self.moment(
@@ -241,6 +263,18 @@ class Trainer:
                 self.readout.start()
             self.log(self.readout.stop(), bar)
         return Result(self.folder.path, self.step, self.eval_loss, stopped=stopping and self.step < last)
+
+    def agree(self, stop: StopRequest, *, ahead: int = 0) -> Agreement:
+        """Begin to compare with the other processes what is computed next, and whether anybody was asked to stop."""
+        step = self.step + ahead
+
+        def digests() -> dict[str, str]:
+            told = {"number": str(step), "data": self.store.fingerprint, "settings": self.settings}
+            if step < self.config.train.steps:
+                told |= {"subnetwork": self.method.subnetwork(step).digest, "batch": self.data.digest(step)}
+            return {f"the {name} of step {step}": part for name, part in told.items()}
+
+        return self.processes.agree(digests, lambda: stop.asked)
 
     def judge(self, bar: TrainingBar, *, ended: bool = False) -> None:
         """Evaluate and show the loss; `ended`: at the end of a stage."""
@@ -268,17 +302,19 @@ class Trainer:
 
     def gradients(self, subnetwork: Subnetwork) -> Tensor:
         """Compute the gradients of the step's batch, one micro-batch after the other; returns the loss."""
-        settings, losses = self.config.train, []
+        settings, processes, losses = self.config.train, self.processes, []
         for micro in range(settings.accumulate):
+            share = micro * processes.size + processes.rank
             if self.dimensions.dropout:
-                torch.manual_seed(bits(settings.seed, "dropout", self.step, micro) >> 1)
-            losses.append(self.execution.backward(self.batch(self.step, micro), subnetwork))
-        return torch.stack(losses).sum()
+                torch.manual_seed(bits(settings.seed, "dropout", self.step, share) >> 1)
+            reduce_now(self.model, micro == settings.accumulate - 1)
+            losses.append(self.execution.backward(self.batch(self.step, share), subnetwork))
+        return processes.mean(torch.stack(losses).sum())
 
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        """What a micro-batch of a step reads."""
-        settings = self.config.train
-        return self.objective.training(self.data.windows(step, micro, settings.accumulate), settings.seed)
+    def batch(self, step: int, share: int = 0) -> Batch:
+        """What one process reads of a step in one micro-batch."""
+        settings, shares = self.config.train, self.config.train.accumulate * self.processes.size
+        return self.objective.training(self.data.windows(step, share, shares), settings.seed)
 
     def update(self, loss: Tensor) -> Tensor:
         """Clip the gradients and let the optimizer use them; returns their norm."""
@@ -300,8 +336,9 @@ class Trainer:
             self.model,
             self.objective,
             self.held_out,
-            batch=settings.batch,
+            batch=max(1, settings.batch // self.processes.size),
             stream=settings.stream(self.device),
+            processes=self.processes,
         )
         with settings.autocast(self.device):
             judged = judge(whole)
@@ -311,16 +348,8 @@ class Trainer:
                 if size <= whole.size
             }
         self.eval_loss = judged.loss
-        extra: dict[str, object] = {**judged.likelihood}
-        if len(judged.domains) > 1:
-            extra |= {"loss_mixture": judged.mixture, "domains": judged.domains}
-        if judged.denoisers:
-            extra["denoisers"] = judged.denoisers
-        if sizes:
-            extra["sizes"] = sizes
-        self.folder.record(
-            {**self.moment(kind="eval", loss=self.eval_loss, **extra), "seconds": round(self.readout.seconds, 3)}
-        )
+        record = {**judged.record(), **({"sizes": sizes} if sizes else {})}
+        self.folder.record({**self.moment(kind="eval", **record), "seconds": round(self.readout.seconds, 3)})
 
     def save(self) -> None:
         """Write a checkpoint of this moment; never one that holds a number gone bad."""
@@ -335,7 +364,8 @@ class Trainer:
         )
         tokenizer = self.store.manifest.tokenizer_sha256
         state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": tokenizer}
-        checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
+        keep, processes = self.config.train.keep, self.processes
+        checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=keep, processes=processes)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, by name: weights and the optimizer's state."""
@@ -361,39 +391,9 @@ class Trainer:
         return self.step * self.config.train.batch * self.config.data.length
 
     def cost(self, subnetwork: Subnetwork) -> Flops:
-        """The FLOPs of an optimizer step under this subnetwork."""
-        return flops(self.dimensions, subnetwork, **self._batch())
+        """The FLOPs of an optimizer step under this subnetwork of the model as it is now."""
+        return flops(self.model.config, subnetwork, **self._batch())
 
     def _batch(self) -> dict[str, Any]:
         config = self.config
         return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
-
-
-def open_data(config: Config, run: Path, console: Console, *, verify: bool = False) -> TokenStore:
-    """The prepared tokens, checked; the built-in corpus is made beside the run on first use.
-
-    Files that were found whole before and have not changed since are only read again to `verify` them.
-    """
-    source = config.data.source
-    if source is None:
-        raise ValueError(
-            "data.source is missing. Give --data FOLDER, made by `raptr prepare`, or --data builtin for the text of "
-            "the Python standard library."
-        )
-    if source == BUILTIN:
-        with console.status("preparing the built-in text (the Python standard library) …"):
-            specials = config.objective.kind.specials
-            return prepare_builtin(run.parent / ".data", config.data.vocabulary, specials=specials)
-    store = config.prepared(source)
-    with console.status("checking the token shards …"):
-        store.verify(anew=verify)
-    return store
-
-
-def _check_data(run: Path, progress: Progress, store: TokenStore) -> None:
-    """Refuse other data than the run was trained on."""
-    if progress.data != store.fingerprint:
-        raise ValueError(
-            f"the run in {str(run)!r} was trained on other data "
-            f"(fingerprint {progress.data}, now {store.fingerprint}); start another run"
-        )

@@ -48,13 +48,14 @@ class ObjectiveSettings:
         total = self.kind.targets(length, self.mixture)
         return total / self.cycle if total % self.cycle else total // self.cycle
 
-    def check(self, length: int, batch: int, accumulate: int, *, isolate: bool) -> None:
+    def check(self, length: int, batch: int, accumulate: int, *, isolate: bool, processes: int = 1) -> None:
         """Refuse a mixture that cannot be, micro-batches of broken cycles, and documents apart under a prefix."""
         if self.mixture is not None:
             self.kind.targets(length, self.mixture)
-        if batch // accumulate % self.cycle:
+        if (share := batch // accumulate // processes) % self.cycle:
+            among = f" on {processes} processes" if processes > 1 else ""
             raise ValueError(
-                f"train.batch is {batch} and train.accumulate {accumulate}, so a micro-batch has {batch // accumulate} "
+                f"train.batch is {batch} and train.accumulate {accumulate}{among}, so a micro-batch has {share} "
                 f"samples, but objective.mixture has a cycle of {self.cycle}: use a multiple of it per micro-batch."
             )
         if isolate and self.kind.attention == "prefix":

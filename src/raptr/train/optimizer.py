@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from raptr.distributed.sharding import whole
 from raptr.models.model import fused_maps
 from raptr.models.roles import layer_matrices, roles
 from raptr.train.adafactor import Adafactor
+from raptr.train.adamw import AdamW
 from raptr.train.idle import Policy
 from raptr.train.muon import Muon
 
@@ -118,7 +120,7 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
         parts = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
         return Adafactor(part_groups(model, parts), lr=settings.peak)
     matrices = {name: fused_maps(model, name) for name in layer_matrices(model)} if settings.name == "muon" else {}
-    adamw = torch.optim.AdamW(
+    adamw = AdamW(
         decay_groups(model, settings.weight_decay, without=matrices),
         lr=settings.peak,
         betas=(settings.beta1, settings.beta2),
@@ -179,9 +181,11 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
-    if limit == 0:
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return nn.utils.clip_grad_norm_(parameters, limit)
+    running = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = whole(nn.utils.get_total_norm([parameter.grad for parameter in running if parameter.grad is not None]))
+    if limit:
+        nn.utils.clip_grads_with_norm_(running, limit, norm)
+    return norm
 
 
 def _check(name: str, value: object, fine: bool, allowed: str) -> None:

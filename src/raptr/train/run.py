@@ -53,8 +53,8 @@ PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensor
 class RunFolder:
     """The folder of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes  # of several processes, only one writes
         self.config = path / "config.yaml"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
@@ -150,12 +150,14 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what raptr wrote of the run that is here, but for the two files that mark it as one."""
-        for entry in self.path.iterdir() if self.config.is_file() else ():
+        for entry in self.path.iterdir() if self.writes and self.config.is_file() else ():
             if PARTIAL.fullmatch(entry.name) or WRITTEN.fullmatch(entry.name):
                 _remove(entry)
 
     def begin(self, config: Config, tokenizer: Path, start: Mapping[str, Any]) -> None:
         """Write what is about to be trained from which step, on which data and machine."""
+        if not self.writes:
+            return
         starts = self.starts() if self.begun() else []
         if not starts:  # earlier starts, if any, came no further than their first evaluation
             _remove(self.metrics)
@@ -165,6 +167,13 @@ class RunFolder:
             raise ValueError(
                 f"the run in {str(self.path)!r} was trained on other data "
                 f"(fingerprint {starts[-1]['data']}, now {start['data']}); start another run"
+            )
+        count = start["processes"]
+        before = starts[-1].get("processes", 1) if starts else count
+        if config.dropout and before != count:
+            raise ValueError(
+                f"the run in {str(self.path)!r} was trained by {before} processes, and now there are {count}; with "
+                "model.dropout their number cannot change, since each draws what it drops"
             )
         recorded = json.dumps([*starts, {**start, **environment()}], indent=2) + "\n"
         write_text(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
@@ -178,6 +187,8 @@ class RunFolder:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Append one record to the metrics, and hand its numbers to the tracker."""
+        if not self.writes:
+            return
         self._append(json.dumps(record) + "\n")
         assert self._held is not None
         kind = TRACKERS.get(self._held.train.tracker)

@@ -41,7 +41,8 @@ def memory_named(checkpoints: Path) -> Iterator[None]:
         saved = (
             "No checkpoint was written yet."
             if kept is None
-            else f"{kept} is kept; going on from it, only train.recompute may change, and the others need a new run."
+            else f"{kept} is kept; going on from it, train.recompute and, without dropout, train.accumulate may "
+            "change, and the others need a new run."
         )
         raise OutOfMemory(
             f"out of memory on the {place}. Set train.recompute=true, raise train.accumulate, lower train.batch or "

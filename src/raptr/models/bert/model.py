@@ -9,6 +9,7 @@ head runs on the masked positions only. The token matrix is shared by both ends,
 hands it to them.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, final
 
 import torch
@@ -19,7 +20,6 @@ from raptr.data.batch import Batch
 from raptr.models.attention import Segments, make_segments, self_attention
 from raptr.models.bert.config import BertConfig
 from raptr.models.fused import Product, linear_cross_entropy, residual_mlp
-from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, scaled, times
 from raptr.models.layout import Cut, Layout, of_running
 from raptr.models.model import Model, at_targets
@@ -33,8 +33,6 @@ LAYOUT: Layout = {
     "mlp_in.bias": Cut("parts", dim=0),
     "mlp_out.weight": Cut("parts", dim=1),
 }
-# Names under which the initial values of these parameters are drawn, where that is not their own name.
-DRAWN_AS = {"embedding.positions.weight": "positions.weight", "head.dense.weight": "head_dense.weight"}
 
 
 @final
@@ -129,6 +127,10 @@ class Bert(Model):
     """The encoder and its masked-language-model head."""
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("attention_out", "mlp_out")
+    DRAWN_AS: ClassVar[Mapping[str, str]] = {
+        "embedding.positions.weight": "positions.weight",
+        "head.dense.weight": "head_dense.weight",
+    }
     config: BertConfig
 
     def __init__(self, config: BertConfig, seed: int = 0) -> None:
@@ -139,7 +141,7 @@ class Bert(Model):
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
         self.head = Head(config)
         self.head_bias = nn.Parameter(torch.zeros(config.vocabulary))
-        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS, drawn_as=DRAWN_AS)
+        self.initialise(seed)
 
     def new_block(self) -> Block:
         """A block with any weights."""

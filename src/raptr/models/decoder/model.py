@@ -18,7 +18,6 @@ from raptr.data.batch import Batch
 from raptr.models.attention import Segments, attend, make_prefix, make_segments
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import linear_cross_entropy
-from raptr.models.init import initialise
 from raptr.models.inputs import BlockInputs, scaled, times
 from raptr.models.layout import Cut, Layout, of_running
 from raptr.models.model import Model, at_targets
@@ -122,7 +121,7 @@ class Decoder(Model):
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.layers))
         self.head = Head(config)
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
-        initialise(self, seed, init=config.init, layers=config.layers, outputs=self.OUTPUTS)
+        self.initialise(seed)
 
     def new_block(self) -> Block:
         """A block with any weights."""

@@ -1,0 +1,1 @@
+"""One process or many: the only room that knows ranks and meshes."""

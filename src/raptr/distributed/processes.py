@@ -1,0 +1,246 @@
+"""The processes of a run as a value: who I am, how many there are, and what all of them have to agree on.
+
+One process is the trivial case, `ALONE`, in which every question is answered at once; so nobody asks how many there
+are. torchrun starts the others, and its environment variables say which one this is.
+
+Gradients travel over NCCL between GPUs and over gloo between CPUs. Everything else (a stop, digests, which of them
+failed) is small and travels over gloo in a group of its own, `control`, from the CPU: no step waits for a GPU because
+of it, and a process that does not answer is noticed there after `timeout` seconds.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import count
+from typing import Literal, TypeVar, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from raptr.distributed.errors import Disagreement, Elsewhere, Lost
+
+T = TypeVar("T")
+Engine = Literal["ddp", "fsdp", "hsdp"]
+TIMEOUT = 600.0  # seconds
+JOINS = count()  # how often this process has joined the others
+PATIENCE = timedelta(hours=4)  # for what only one process does: reading all of the data, writing a checkpoint
+
+
+@final
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run; `mesh` says how the weights lie on them (None: here alone)."""
+
+    rank: int = 0
+    size: int = 1
+    here: int = 1  # processes on this machine
+    control: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and shows everything."""
+        return self.rank == 0
+
+    def laid_out(self, engine: Engine | None, shards: int | None, device: torch.device) -> "Processes":
+        """The same with the engine's mesh: (N, 1) for ddp, (N,) for fsdp, (R, S) for hsdp."""
+        if self.control is None:
+            if engine is not None:
+                raise ValueError(
+                    f"train.parallel is {engine}, but one process was started. Start several with torchrun "
+                    "--nproc-per-node N -m raptr, or leave train.parallel out."
+                )
+            return self
+        sharded = shards or self.here
+        if engine == "hsdp" and self.size % sharded:
+            raise ValueError(
+                f"train.shards is {sharded}; with {self.size} processes a divisor of {self.size} is allowed"
+            )
+        if device.type == "cuda" and self.here > torch.cuda.device_count():
+            raise ValueError(
+                f"{self.here} processes were started on this machine, which has {torch.cuda.device_count()} GPUs. "
+                "Use as many processes as GPUs (torchrun --nproc-per-node)."
+            )
+        shapes = {"ddp": (self.size, 1), "fsdp": (self.size,), "hsdp": (self.size // sharded, sharded)}
+        shape = shapes[engine or "ddp"]
+        names = ("replicas", "shards")[-len(shape) :]
+        return replace(self, mesh=init_device_mesh(device.type, shape, mesh_dim_names=names))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of everybody's tensor, on its device."""
+        if self.control is not None:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+        return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean of everybody's tensor."""
+        return tensor if self.control is None else self.sum(tensor) / self.size
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set anywhere."""
+        return any(self.gather(flag))
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, in the order of ranks."""
+        if self.control is None:
+            return [value]
+        values: list[T | None] = [None] * self.size
+        with named(self):
+            dist.all_gather_object(values, value, group=self.control)
+        return values  # type: ignore[return-value]
+
+    def agree(self, digests: Callable[[], Mapping[str, str]], flag: Callable[[], bool]) -> "Agreement":
+        """Begin to compare what all processes are about to do, by name, and to ask whether any raises a flag."""
+        if self.control is None:
+            return Agreement(self, flag, None, [], [])
+        named_digests = digests()
+        mine = torch.tensor([*map(_number, named_digests.values()), int(flag())])
+        theirs = [torch.empty_like(mine) for _ in range(self.size)]
+        with named(self):
+            work = dist.all_gather(theirs, mine, group=self.control, async_op=True)
+        return Agreement(self, flag, work, list(named_digests), theirs)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A stretch that all processes leave alike: where one fails, the others stop too. No messages inside."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        if self.control is not None:
+            with named(self):
+                dist.monitored_barrier(self.control, PATIENCE)
+        failed = self.gather(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(failed):
+            if reason is not None:
+                raise Elsewhere(f"process {rank} failed: {reason}")
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, for all."""
+        made: list[T] = []
+        with self.together():
+            if self.first:
+                made.append(make())
+        if self.control is not None:
+            values: list[T | None] = [made[0] if self.first else None]
+            with named(self):
+                dist.broadcast_object_list(values, src=0, group=self.control)
+            return made[0] if self.first else values[0]  # type: ignore[return-value]
+        return made[0]
+
+    def first_before_others(self, make: Callable[[], T]) -> T:
+        """What everybody makes, the first process before the others: they find what it has left on the disk."""
+        made: list[T] = []
+        for turn in (self.first, not self.first):
+            with self.together():
+                if turn:
+                    made.append(make())
+        return made[0]
+
+    def share(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """This process' items of those that all go through, every n-th.
+
+        Everybody gets as many; whoever has none left gets the last one again, with False.
+        """
+        number, last = -1, None
+        for number, item in enumerate(items):
+            last = item
+            if number % self.size == self.rank:
+                yield item, True
+        if last is not None and self.rank > number % self.size:
+            yield last, False
+
+
+ALONE = Processes()
+
+
+@final
+@dataclass(frozen=True)
+class Agreement:
+    """A comparison under way."""
+
+    processes: Processes
+    flag: Callable[[], bool]
+    work: "dist.Work | None"
+    names: list[str]
+    theirs: list[Tensor]
+
+    def settle(self) -> bool:
+        """Wait for it: whether any process raised its flag; an error where they do not agree."""
+        if self.work is None:
+            return self.flag()
+        with named(self.processes):
+            self.work.wait()
+        rows = [row.tolist() for row in self.theirs]
+        for column, name in enumerate(self.names):
+            values = [row[column] for row in rows]
+            if len(set(values)) > 1:
+                usual = max(set(values), key=values.count)
+                strange = ", ".join(str(rank) for rank, value in enumerate(values) if value != usual)
+                raise Disagreement(
+                    f"the processes disagree on {name} (process {strange} against the others), so the run was stopped "
+                    "before it changed any weight. Start all of them with the same command, version and data."
+                )
+        return any(row[-1] for row in rows)
+
+
+@contextmanager
+def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
+    """The processes that torchrun started, connected for a while; without torchrun, this one alone."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield ALONE
+        return
+    patience, mine = timedelta(seconds=timeout), not dist.is_initialized()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if mine:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if gpus:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+        store, rank, size = next(rendezvous("env://", timeout=patience))
+        # torchrun may keep one store for all its restarts, in which the addresses of dead processes still are.
+        store = PrefixStore(f"raptr-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(JOINS)}", store)
+        backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    try:
+        control = dist.new_group(backend="gloo", timeout=patience)
+        assert isinstance(control, dist.ProcessGroup)
+        yield Processes(dist.get_rank(), dist.get_world_size(), here, control)
+    finally:
+        if mine:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def named(processes: Processes) -> Iterator[None]:
+    """Turn a lost connection into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if processes.control is None or isinstance(error, Lost) or not _network(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise Lost(
+            f"process {processes.rank} of {processes.size} lost another one, or waited too long for it ({reason}). "
+            "The same command continues from the newest checkpoint."
+        ) from error
+
+
+def _network(error: RuntimeError) -> bool:
+    """Whether an error comes from the connection: gloo raises a plain RuntimeError that names its source file."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "monitoredBarrier" in str(error)
+
+
+def _number(text: str) -> int:
+    """63 bits of a text's hash."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

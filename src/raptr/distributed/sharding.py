@@ -1,0 +1,67 @@
+"""A model laid out on the processes by FSDP2 (`fully_shard`), layer by layer, so that a skipped layer is neither
+gathered nor reduced.
+
+One engine serves all: on a mesh (N, 1) the weights are whole everywhere and gradients are all-reduced (ddp), on (N,)
+both are in N shards (fsdp), on (R, S) in S shards, R times (hsdp). All processes must run the same layers in the same
+order: `fully_shard` would otherwise add up gradients of different layers without a word.
+
+Between two steps the parameters are `DTensor`s: the optimizer, clipping, growth and checkpoints see shards. Inside a
+forward pass they are plain tensors.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import TypeGuard
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
+    """Lay out a model, each block by itself; `methods` are ways to call it besides `forward`."""
+    sharded = mesh.size(mesh.ndim - 1) > 1
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=sharded)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    for method in methods:
+        register_fsdp_forward_method(model, method)
+
+
+def reduce_now(model: nn.Module, now: bool) -> None:
+    """Let the next backward pass all-reduce, or only add up what one after it will; sums over shards never wait."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(now)
+
+
+def reshard(model: nn.Module) -> None:
+    """Give up the whole weights that a forward pass without a backward pass leaves behind."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: Tensor) -> tuple[Tensor, int]:
+    """This process' rows of a tensor, and the place of their first element in the whole, row by row."""
+    if not is_sharded(tensor):
+        return tensor, 0
+    _, (row, *_) = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), row * math.prod(tensor.shape[1:])
+
+
+def fill(tensor: Tensor, whole: Tensor) -> None:
+    """Write this process' rows of a whole tensor."""
+    mine, first = local(tensor)
+    mine.copy_(whole.flatten()[first : first + mine.numel()].view_as(mine))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, which all processes have to ask for."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor lies on several processes."""
+    return isinstance(tensor, DTensor)

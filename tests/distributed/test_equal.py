@@ -1,0 +1,105 @@
+"""Several processes train what one does: every engine, weights, optimizer and records; and go on from one another."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from raptr.data import TokenStore
+from raptr.train import checkpoint
+from raptr.train.exporting import export
+from raptr.train.loading import load_model
+from raptr.train.loop import pretrain
+from tests.distributed.cases import CASES, STEPS, config
+from tests.distributed.launching import launch
+from tests.train.legs import records
+
+QUIET = Console(quiet=True)
+SOME = ["decoder, raptr, zero, accumulated", "bert, stacking, recomputed"]
+JOBS: dict[int, list[dict[str, Any]]] = {
+    4: [
+        *({"case": case, "engine": "hsdp", "run": f"hsdp-4/{case}", "train": {"shards": 2}} for case in SOME),
+        # After one step half of the layers have not run yet, and have no optimizer state.
+        {"case": "bert, raptr", "engine": "hsdp", "run": "elastic", "until": 1, "train": {"shards": 2}},
+        {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 12},
+    ],
+    2: [
+        *({"case": case, "engine": "ddp", "run": f"ddp-2/{case}"} for case in SOME),
+        *({"case": case, "engine": "fsdp", "run": f"fsdp-2/{case}"} for case in CASES),
+        {"case": "bert, raptr", "engine": "ddp", "run": "elastic", "until": 20},
+        {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 30, "train": {"accumulate": 2}},
+    ],
+}
+RUNS = [(job["run"], job["case"]) for jobs in JOBS.values() for job in jobs if job["run"] != "elastic"]
+
+
+@pytest.fixture(scope="module")
+def folder(stores: dict[str, TokenStore], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """All runs, in folders: those of one process, and those of several."""
+    place = tmp_path_factory.mktemp("runs")
+    for family, store in stores.items():
+        (place / family).symlink_to(store.path, target_is_directory=True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for case in CASES:
+            pretrain(config(case, place), place / "one" / case, console=QUIET)
+        for processes, jobs in JOBS.items():
+            (place / "jobs.json").write_text(json.dumps(jobs))
+            launch(processes, "tests.distributed.launched", place, place / "jobs.json")
+        pretrain(config("bert, raptr", place), place / "elastic", console=QUIET)
+        yield place
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def tensors(run: Path) -> dict[str, Tensor]:
+    """Everything that the last checkpoint of a run holds, read by this one process."""
+    found = checkpoint.load(run / "checkpoints", STEPS)
+    blank = found.blank(without="nothing.")
+    found.read(blank)
+    return blank
+
+
+def numbers(run: Path) -> list[float]:
+    """All numbers of a run's records, in their order."""
+    return [value for record in records(run) for value in record.values() if isinstance(value, int | float)]
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    mine, theirs = tensors(one), tensors(other)
+    assert mine.keys() == theirs.keys()
+    assert len(mine) > 100
+    for name, tensor in mine.items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-10, msg=name)
+    assert numbers(one) == pytest.approx(numbers(other), rel=1e-10)
+
+
+@pytest.mark.parametrize(("run", "case"), RUNS)
+def test_several_processes_train_what_one_does(folder: Path, run: str, case: str) -> None:
+    assert_equal(folder / "one" / case, folder / run)
+
+
+def test_a_run_goes_on_with_other_engines_and_numbers_of_processes(folder: Path) -> None:
+    assert_equal(folder / "one" / "bert, raptr", folder / "elastic")
+    starts = json.loads((folder / "elastic" / "environment.json").read_text())
+    assert [(start["step"], start["processes"]) for start in starts] == [(0, 4), (1, 4), (12, 2), (20, 2), (30, 1)]
+
+
+def test_each_process_writes_its_shard(folder: Path) -> None:
+    files = {run: list((folder / run / "checkpoints" / "step-50").glob("*.safetensors")) for run, _ in RUNS}
+    assert {run: len(found) for run, found in files.items()} == {run: int(run.split("/")[0][-1]) for run in files}
+    sizes = [file.stat().st_size for file in files["fsdp-2/bert, raptr"]]
+    assert max(sizes) < 0.7 * sum(sizes)
+
+
+def test_one_process_exports_a_sharded_run(folder: Path) -> None:
+    sharded = folder / "hsdp-4" / "bert, stacking, recomputed"
+    model, alone = (load_model(run).model for run in (sharded, folder / "one" / "bert, stacking, recomputed"))
+    for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=0, atol=1e-10)
+    assert (export(sharded) / "model.safetensors").is_file()
