@@ -1,13 +1,16 @@
 """Schedules that meet a target: their cost is that of their plan, and none nearer to it was left out."""
 
+import io
 import json
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from raptr.subnetworks.schedule import parse_sizes
 from raptr.train.config import Config
+from raptr.train.console import plan_table
 from raptr.train.plan import plan_run
 from raptr.train.targets import meeting, schedules, show_targets, targets_table
 
@@ -54,6 +57,17 @@ def test_the_papers_sizes_are_among_those_tried() -> None:
     assert ({"depth": "6-8-10-12"}, "equal") in list(schedules(chosen, shape, ("depth",)))
     proportional = list(schedules(config(lengths="proportional"), shape, ("depth",)))
     assert {lengths for _, lengths in proportional} == {"proportional"}
+
+
+def test_a_plan_shows_every_reduced_axis_in_80_columns() -> None:
+    sections = {"model": {"size": "base"}, "optimizer": {"idle": "zero"}, "train": {"steps": 675_000, "batch": 8}}
+    method = {"name": "raptr", "schedule": "6-9-12", "heads": "6-9-12", "parts": "768-1536-3072"}
+    planned = plan_run(Config.read({**sections, "method": method}))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(plan_table(planned))
+    stages = [line.replace("│", " ").split() for line in console.export_text().splitlines() if line.startswith("│")]
+    whole = [f"{number:.3f}" for number in (planned.rows[0].layers_flops, planned.rows[0].model_flops)]
+    assert stages[0] == ["1", "0", "–", "224,999", "6", "0.4", "6", "1", *whole]
 
 
 @pytest.mark.parametrize(

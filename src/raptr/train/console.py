@@ -30,34 +30,33 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
 def plan_table(plan: Plan) -> Table:
     """The plan for a terminal."""
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
-    for column in ("stage", "steps", "share", "size", "keep", "layers' FLOPs", "model's FLOPs"):
-        table.add_column(column, justify="right", no_wrap=column == "steps")
     whole = plan.rows[-1]
     narrow = {
-        name: attrgetter(axis)
-        for axis, name in (("heads", "heads"), ("parts", "MLP parts"))
+        f"{name} of {attrgetter(axis)(whole)}": attrgetter(axis)
+        for axis, name in (("heads", "heads"), ("parts", "MLP"))
         if any(attrgetter(axis)(row) != attrgetter(axis)(whole) for row in plan.rows)
     }
-    for name in narrow:
-        table.add_column(name, justify="right")
+    share = [] if narrow else ["share"]  # there is no room for all in 80 columns
+    for column in ("stage", "steps", *share, "size", "keep", *narrow, "layers' FLOPs", "model's FLOPs"):
+        table.add_column(column, justify="right", no_wrap=column == "steps")
     for row in plan.rows:
-        cells = [
+        table.add_row(
             str(row.stage),
             f"{row.start:,} – {row.stop - 1:,}",
-            f"{(row.stop - row.start) / plan.steps:.1%}",
+            *(f"{(row.stop - row.start) / plan.steps:.1%}" for _ in share),
             f"{row.size:.2f}".removesuffix(".00"),
             _keep(row.keep),
+            *(str(count(row)) for count in narrow.values()),
             f"{row.layers_flops:.3f}",
             f"{row.model_flops:.3f}",
-        ]
-        table.add_row(*cells, *(f"{count(row)} of {count(whole)}" for count in narrow.values()))
+        )
     table.add_section()
     table.add_row(
         "all",
         f"0 – {plan.steps - 1:,}",
-        "100%",
+        *("100%" for _ in share),
         f"{plan.average:.2f}".removesuffix(".00"),
-        "",
+        *("" for _ in ("keep", *narrow)),
         f"{plan.relative_layers:.3f}",
         f"{plan.relative_model:.3f}",
     )
