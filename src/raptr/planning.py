@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from raptr.failures import importing
-from raptr.methods import METHODS
 from raptr.methods.axes import narrows
 from raptr.models.registry import planned_size
 from raptr.options import (
@@ -16,6 +15,7 @@ from raptr.options import (
     FamilyOption,
     FullStartOption,
     LengthsOption,
+    MethodOption,
     SetOption,
     SizeOption,
     TargetOption,
@@ -29,7 +29,7 @@ def plan(
     schedule: Annotated[list[str] | None, typer.Argument(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
+    method: MethodOption = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,

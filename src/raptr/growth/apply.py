@@ -1,8 +1,9 @@
 """A growth plan applied, tensor by tensor, to weights and optimizer state alike.
 
 Tensors are named as in a checkpoint: `model.NAME` is a weight, `KIND.NAME` a part of its optimizer state (for AdamW:
-exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models, so the tensors may
-as well be shards. Where heads and MLP parts stand in a tensor is said by the model's layout, and by nothing else.
+exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models, so where only
+layers are added the tensors may as well be shards. Where heads and MLP parts stand in a tensor is said by the model's
+layout, and by nothing else.
 """
 
 from collections.abc import Mapping

@@ -15,6 +15,8 @@ from raptr.methods.axes import in_units
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read
+from raptr.train import advice
+from raptr.train.advice import AUTO
 from raptr.train.model import FREE, MOST_WIDE, ModelSettings
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
@@ -149,17 +151,17 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> Literal["skip", "gather"]:
-        """The execution's form; with `segments` attention stays inside documents, `sharded` are weights of FSDP2."""
+    def form(self, device: torch.device, *, sharded: bool = False) -> Literal["skip", "gather"]:
+        """The execution's form; `sharded` are weights of FSDP2."""
         if self.execution != "auto":
             return self.execution
-        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments or sharded)
+        fits = device.type == "cuda" and not (self.deterministic or self.recompute or sharded)
         return "gather" if fits else "skip"
 
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings."""
+    """A complete run. `method` holds the method's name and its settings; `auto` takes what was measured to be best."""
 
     train: TrainSettings
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -177,6 +179,7 @@ class Config:
                 f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
                 f"{', '.join(learnt)}"
             )
+        advice.check(self)
         isolate = self.data.isolate_documents
         self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
@@ -186,9 +189,8 @@ class Config:
             raise ValueError(
                 f"method.name is {method.name!r} with model.start; only methods that do not grow the model are allowed"
             )
-        if self.train.execution == "gather" and (self.train.recompute or self.data.isolate_documents):
-            other = "train.recompute" if self.train.recompute else "data.isolate_documents"
-            raise ValueError(f"train.execution is 'gather' with {other}; auto and skip are allowed")
+        if self.train.execution == "gather" and self.train.recompute:
+            raise ValueError("train.execution is 'gather' with train.recompute; auto and skip are allowed")
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
@@ -199,8 +201,7 @@ class Config:
                     f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
                     "that has a gradient, so only zero is allowed"
                 )
-            widened = any(getattr(shape, axis) < getattr(method.target, axis) for _, shape in stages)
-            if self.optimizer.name == "adafactor" and widened:
+            if self.optimizer.name == "adafactor" and axis in widened(method):
                 raise ValueError(
                     f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
                     "tensors: its means over whole rows and columns cannot be split between old and new. "
@@ -272,6 +273,12 @@ class Config:
                 f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
                 "the weights lie on all of them. Use adamw."
             )
+        dimensions = self.model.build(self.data.vocabulary, self.data.length)
+        if sharded and (axes := widened(self.make_method(dimensions))):
+            raise ValueError(
+                f"method.{axes[0]} of {self.method['name']} adds {axes[0]} to trained tensors, but with several "
+                f"processes these lie on all of them. Use one process, or leave out method.{axes[0]}."
+            )
         if sharded and settings.execution == "gather":
             raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
         if settings.batch % (settings.accumulate * count):
@@ -288,16 +295,19 @@ class Config:
         return self.model.build(self.data.vocabulary, self.data.length).dropout
 
     def following(self, begun: "Config") -> "Config":
-        """The same, `auto` replaced by the device and the precision that a run began with."""
-        return replace(self, train=self.train.following(begun.train))
+        """The same, `auto` replaced by the method, the device and the precision that a run began with."""
+        method = begun.method if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.following(begun.train), method=method)
 
     def resolved(self) -> "Config":
-        """The same, `auto` replaced by the device and the precision that this machine gets."""
-        return replace(self, train=self.train.resolved())
+        """The same, `auto` replaced by the method that is advised and the device and precision that are here."""
+        method = self.mapping()["method"] if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.resolved(), method=method)
 
     def make_method(self, dimensions: ModelConfig) -> Method:
         """The training method for a model of these dimensions."""
-        settings = {key: value for key, value in self.method.items() if key != "name"}
+        method = advice.decided(self, dimensions)
+        settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
             if key in settings:
                 raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
@@ -305,12 +315,18 @@ class Config:
             if key in settings:
                 settings[key] = in_units(key, settings[key], getattr(dimensions.shape, key), size)
         return make_method(
-            self.method["name"],
+            method["name"],
             shape=dimensions.shape,
             steps=self.train.steps,
             seed=self.train.seed,
             **settings,
         )
+
+
+def widened(method: Method) -> list[str]:
+    """The axes, heads and parts, along which the method adds to tensors that there are."""
+    shapes = [method.shape(phase.start) for phase in method.phases()]
+    return [axis for axis in ("heads", "parts") if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def _has_bfloat16(device: torch.device) -> bool:

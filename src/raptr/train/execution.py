@@ -75,13 +75,11 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
             fill(mine, other)
 
 
-def make_execution(
-    model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False, sharded: bool = False
-) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: on a mesh."""
+def make_execution(model: Model, settings: TrainSettings, device: torch.device, *, sharded: bool = False) -> Execution:
+    """The form that the settings ask for; `sharded`: on a mesh."""
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
-    form = settings.form(device, segments, sharded=sharded)
+    form = settings.form(device, sharded=sharded)
     return Gather(forward) if form == "gather" else Skip(forward)
 
 

@@ -177,12 +177,11 @@ class Trainer:
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        settings, isolate = self.config.train, self.config.data.isolate_documents
+        settings, sharded = self.config.train, self.processes.mesh is not None
         self.model = build_model(self.dimensions.resized(shape), settings.seed, self.device, self.processes.mesh)
         self.parameters = list(self.model.parameters())
-        sharded = self.processes.mesh is not None
-        self.execution = make_execution(self.model, settings, self.device, segments=isolate, sharded=sharded)
-        self.optimizer = make_optimizer(self.config.optimizer, self.model)
+        self.execution = make_execution(self.model, settings, self.device, sharded=sharded)
+        self.optimizer = make_optimizer(self.config.optimizer, self.model, compiled=settings.compiled(self.device))
 
     def grow(self, shape: Shape) -> None:
         """Make the model and what the optimizer knows those of a larger shape."""
