@@ -5,6 +5,7 @@
     python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --shared --no-peers --out one.json
     python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --peers-only --apart --out peers.json
     python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --shared --objective ul2 --no-peers
+    python -m benchmarks.step_speed --data FOLDER --case bert/base:256x128 --axes --out axes_speed.json
 
 FOLDER is prepared for the family's objective (`--objective causal` for a decoder) or for the one given.
 
@@ -18,6 +19,9 @@ The peers are Hugging Face's `BertForMaskedLM` or `LlamaForCausalLM` of the same
 bfloat16 autocast, SDPA, fused AdamW, clipping; no check for bad numbers and no records. The stock model runs its head
 on all positions; `masked positions` gathers the masked ones first, as ours does (a decoder has targets everywhere, so
 there only `all positions` is timed). Each way's share of the products' rate counts its own FLOPs.
+`--axes` times k of the heads, of the MLP parts, and of all axes at once, each beside a static model of that shape. The
+optimizer updates the weights of what did not run too (with zero gradients), which the static model does not have: the
+time of an update alone is measured for both, and the ratio is given with and without the difference.
 `--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
 that much and `--shared` run on the CPU, as a trial.
 
@@ -39,7 +43,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -56,16 +60,18 @@ from benchmarks.stock import HEADS, PEERS, Stock, peer_loss
 from raptr.data import open_store
 from raptr.data.batch import Batch
 from raptr.data.source import TrainData
+from raptr.methods import make_method
 from raptr.models import model as family
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.objectives.registry import OBJECTIVES
-from raptr.subnetworks import Schedule, Subnetwork
+from raptr.subnetworks import Schedule, Shape, Subnetwork
 from raptr.subnetworks.schedule import LENGTHS, Lengths
 from raptr.train.config import Config
 from raptr.train.execution import Gather
 from raptr.train.flops import flops
 from raptr.train.loop import Trainer
+from raptr.train.model import FROM_DATA
 from raptr.train.run import RunFolder, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -131,14 +137,20 @@ class Bench:
         execution: str,
         *,
         layers: int | None = None,
+        shape: Shape | None = None,
         objective: str | None = None,
         optimizer: dict[str, Any] | None = None,
     ) -> Trainer:
-        """A run in memory; RaPTr's with scales, which cost more than none."""
+        """A run in memory, of a model of the shape if one is given; RaPTr's with scales, which cost more than none."""
         scaling = {"scaling": "sqrt"} if method == "raptr" else {}
+        dimensions = asdict(self.case.config.resized(shape)) if shape else {"layers": layers}
         config = Config.read(
             {
-                "model": {"family": self.case.family, "size": self.case.size, "layers": layers},
+                "model": {
+                    "family": self.case.family,
+                    "size": self.case.size,
+                    **{key: value for key, value in dimensions.items() if key not in FROM_DATA},
+                },
                 "method": {"name": method, **scaling},
                 "data": {"length": self.case.length},
                 "objective": {"name": objective or self.objective},
@@ -166,10 +178,21 @@ class Bench:
                         file.write(json.dumps(record) + "\n")
 
         self.ways[name] = step
-        size = trainer.method.subnetwork(trainer.method.phases()[phase].start).size
-        targets = trainer.config.targets
-        cost: dict[str, Any] = {"sequences": self.case.batch, "length": self.case.length, "targets": targets}
-        self.flops[name] = flops(trainer.dimensions, _first(size, trainer.dimensions.layers), **cost).total
+        self.flops[name] = trainer.cost(trainer.method.subnetwork(trainer.method.phases()[phase].start)).total
+
+    def update(self, name: str, trainer: Trainer) -> None:
+        """Add what follows the gradients in a step of the trainer; those of layers that do not run are None."""
+        model, ran = trainer.model, trainer.method.subnetwork(0).kept
+        idle = {id(p) for layer, b in enumerate(model.blocks) if layer not in ran for p in b.parameters()}
+        zeros = [(p, torch.zeros_like(p)) for p in trainer.parameters if id(p) not in idle]
+        loss = torch.zeros((), device=DEVICE)
+
+        def step() -> None:
+            for parameter, zero in zeros:
+                parameter.grad = zero
+            trainer.update(loss)
+
+        self.ways[name], self.flops[name] = step, 0.0
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
         """Add a plain training loop around a loss whose head runs on the targets or on all positions."""
@@ -402,6 +425,40 @@ def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
     return {**result, **stored, "rate": matrix_rate()}
 
 
+def measure_axes(bench: Bench, *, blocks: int, steps: int) -> dict[str, Any]:
+    """Parts of every axis, and of all at once, beside static models of these shapes."""
+    whole, narrow = bench.case.config.shape, bench.trainer("raptr", "gather", optimizer={"idle": "zero"})
+    bench.way("full", bench.trainer("full", "gather"), 0)
+    rows = narrow_shapes(whole)
+    for name, shape in rows.items():
+        sizes = {"schedule": "layers", "heads": "heads", "parts": "parts"}
+        given: dict[str, Any] = {
+            setting: f"{getattr(shape, axis)}-{getattr(whole, axis)}" for setting, axis in sizes.items()
+        }
+        part = copy(narrow)  # all share a model, its optimizer and the memory of their graphs
+        part.method = make_method("raptr", shape=whole, steps=FOREVER, scaling="sqrt", **given)
+        bench.way(name, part, 0)
+        bench.update(f"update, {name}", part)
+        static = bench.trainer("full", "gather", shape=shape)
+        bench.way(f"static, {name}", static, 0)
+        bench.update(f"update, static, {name}", static)
+    return {**interleaved(bench, blocks, steps), "axes": list(rows)}
+
+
+def narrow_shapes(whole: Shape) -> dict[str, Shape]:
+    """The parts that are timed: half and three quarters of the heads, a quarter and half of the MLP, half of all."""
+    heads, parts = (
+        [max(1, whole.heads * share // 4) for share in (2, 3)],
+        [max(1, whole.parts * s // 4) for s in (1, 2)],
+    )
+    half = Shape(max(1, whole.layers // 2), heads[0], parts[-1])
+    return {
+        **{f"{k} of {whole.heads} heads": replace(whole, heads=k) for k in heads},
+        **{f"{k} of {whole.parts} MLP parts": replace(whole, parts=k) for k in parts},
+        f"{half.layers} layers, {half.heads} heads, {half.parts} MLP parts": half,
+    }
+
+
 def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
     """Times of every way, in blocks whose order is drawn anew."""
     for name, step in bench.ways.items():
@@ -465,7 +522,36 @@ def tables(result: dict[str, Any], rate: float) -> str:
             f"| {name} | {middle:.2f} | {spread:.2f} | {result['tokens'] / middle * 1000:,.0f} | {share:.3f} |"
         )
     lines += ["", f"Recompiled: {result['recompiled graphs']}."]
+    if "axes" in result:
+        lines += _axes_table(result)
     return "\n".join([*lines, *_subnetwork_tables(result)] if "sizes" in result else lines)
+
+
+def _axes_table(result: dict[str, Any]) -> list[str]:
+    """Each part beside the static model of its shape, and beside the full model."""
+    times, counted = result["milliseconds"], result["flops"]
+    lines = [
+        "",
+        "| part | ms | static model | ratio | update of idle weights, ms | ratio without it | of the full step |",
+    ]
+    lines[-1] += " FLOPs of the full step |"
+    lines.append("|---" * 8 + "|")
+    for name in result["axes"]:
+        own, static = times[name], times[f"static, {name}"]
+        updates = zip(times[f"update, {name}"], times[f"update, static, {name}"], strict=True)
+        idle = [one - other for one, other in updates]
+        without = paired([one - spent for one, spent in zip(own, idle, strict=True)], static)
+        cells = [
+            f"{statistics.median(own):.2f}",
+            f"{statistics.median(static):.2f}",
+            f"{paired(own, static):.4f}",
+            f"{statistics.median(idle):.2f}",
+            f"{without:.4f}",
+            f"{paired(own, times['full']):.4f}",
+            f"{counted[name] / counted['full']:.4f}",
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def _subnetwork_tables(result: dict[str, Any]) -> list[str]:
@@ -516,6 +602,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-only", action="store_true", help="only the full model and the peers")
+    parser.add_argument("--axes", action="store_true", help="only heads, MLP parts and all axes, beside static models")
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this peer; repeatable")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--shared", action="store_true", help="all models with the weights and the memory of one")
@@ -540,7 +627,9 @@ def _measure(given: argparse.Namespace) -> None:
     for number, text in enumerate(given.case or CASES):
         case, timing = Case.parse(text), {"blocks": given.blocks, "steps": given.steps}
         bench, some = Bench(case, given.data, given.objective), peers if number == 0 and not given.no_peers else ()
-        if given.peers_only:
+        if given.axes:
+            result = measure_axes(bench, **timing)
+        elif given.peers_only:
             result = measure_peers(bench, peers=peers, apart=given.apart, **timing)
         elif given.shared:
             result = measure_shared(bench, peers=some, **timing)

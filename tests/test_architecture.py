@@ -62,9 +62,10 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"extras", "methods", "models", "subnetworks", "train"},
     "failures": {"distributed", "extras", "train"},
     "options": {"methods", "models"},
+    "planning": {"failures", "methods", "models", "options", "train"},
     "cli": {
-        *("comparison", "data", "evaluation", "failures", "methods", "models", "objectives", "options", "recipes"),
-        *("report", "settings", "strict_yaml", "studies", "train"),
+        *("comparison", "data", "evaluation", "failures", "methods", "models", "objectives", "options", "planning"),
+        *("recipes", "report", "settings", "strict_yaml", "studies", "train"),
     },
     "__main__": {"cli", "extras", "failures"},
     "__init__": {"comparison", "extras", "integrations", "subnetworks", "models", "methods", "train"},

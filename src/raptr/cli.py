@@ -7,7 +7,7 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -21,7 +21,6 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import fewshot, finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
-from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
     AverageOption,
@@ -34,11 +33,9 @@ from raptr.options import (
     SizeOption,
     StepsOption,
 )
+from raptr.planning import plan, settled, show
 from raptr.recipes import FIRST, RECIPES
 from raptr.studies.command import study
-
-if TYPE_CHECKING:
-    from raptr.train.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -124,11 +121,11 @@ def pretrain(
         "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
-    full = _resolve(recipe, config, method, given, settings or [], run)
+    full = settled(recipe, config, method, given, settings or [], run)
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
-        _show_plan(full)
+        show(full)
         return
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
@@ -155,47 +152,7 @@ def pretrain(
     _say(console, f"page    {result.report.page}")
 
 
-@app.command()
-def plan(
-    schedule: Annotated[
-        str | None, typer.Argument(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: MethodOption = "raptr",
-    lengths: LengthsOption = None,
-    average: AverageOption = None,
-    full_start: FullStartOption = None,
-    family: FamilyOption = None,
-    size: SizeOption = None,
-    batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
-    settings: SetOption = None,
-    timed: Annotated[
-        bool, typer.Option("--measure", help="Time some steps here: how long the run will take, and its memory.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
-
-    The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
-    """
-    widths = [entry for entry in settings or [] if entry.startswith(("method.heads=", "method.parts="))]
-    given = {
-        "method.schedule": schedule,
-        "method.lengths": lengths,
-        "method.average": average,
-        "method.full_start": full_start,
-        "model.family": family,
-        "model.size": size or planned_size(family),
-        "model.layers": layers,
-        "train.steps": steps,
-        "train.batch": batch,
-        "data.length": length,
-        "data.vocabulary": 30_000,
-        "optimizer.idle": "zero" if widths else None,  # the only policy that they allow
-    }
-    _show_plan(_resolve(None, None, method, given, settings or [], None), timed=timed, as_json=as_json)
+app.command()(plan)
 
 
 @app.command()
@@ -349,23 +306,6 @@ def report(
 def _say(console: Console, text: str) -> None:
     """Print a line as it is: no markup, and no breaks, so that a path can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _show_plan(config: "Config", *, timed: bool = False, as_json: bool = False) -> None:
-    with importing():
-        from raptr.train.console import show_plan
-
-        if timed:
-            from raptr.train.measure import measure
-    show_plan(config, measure(config, Console(stderr=True)) if timed else None, as_json=as_json)
-
-
-def _resolve(
-    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str], run: Path | None
-) -> "Config":
-    with importing():
-        from raptr.train.resolve import resolve
-    return resolve(recipe, file, method, given, sets, run)
 
 
 def main() -> None:

@@ -7,9 +7,11 @@ import typer
 from raptr.methods import METHODS
 from raptr.models.registry import FAMILIES, sizes_help
 
-ScheduleOption = Annotated[
-    str | None, typer.Option(help="Layers that run in each stage, such as 6-8-10-12. [default: recommended]")
-]
+SCHEDULE_HELP = (
+    "Layers that run in each stage, such as 6-8-10-12, or an axis (depth, heads, mlp) and its sizes, such as "
+    "mlp=768-1536-3072; repeatable. [default: recommended]"
+)
+ScheduleOption = Annotated[list[str] | None, typer.Option(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)]
 LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
 AverageOption = Annotated[
     float | None,
@@ -27,6 +29,10 @@ MethodOption = Annotated[
 ]
 FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
+TargetOption = Annotated[
+    float | None,
+    typer.Option(help="Find schedules, on one axis or several, with at most this fraction of full training's FLOPs."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,6 +1,7 @@
 """The speed benchmark: its peers compute the stock loss, and each way's share counts its own FLOPs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,26 @@ def test_a_decoder_is_timed_beside_the_stock_llama(
     case = json.loads(out.read_text())["cases"][0]
     assert list(case["milliseconds"]) == ["static 4", *(name for name in speed.PEERS if "all positions" in name)]
     assert len(set(case["flops"].values())) == 1
+
+
+@pytest.mark.parametrize("family", ["bert", "decoder"])
+def test_parts_of_every_axis_are_timed_beside_static_models(
+    family: str, speed: ModuleType, stores: dict[str, TokenStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = DecoderConfig(layers=4, width=32, heads=8, head_size=8, mlp=64, kv_heads=4)
+    monkeypatch.setitem(FAMILIES["decoder"].sizes, "tiny", tiny)
+    monkeypatch.setitem(SIZES, "tiny", replace(TINY, layers=4, heads=4, head_size=8))
+    out = tmp_path / "axes.json"
+    arguments = ["--data", str(stores[family].path), "--case", f"{family}/tiny:4x16", "--blocks", "1", "--steps", "1"]
+    speed.main([*arguments, "--axes", "--out", str(out)])
+    case = json.loads(out.read_text())["cases"][0]
+    assert len(case["axes"]) == 5
+    for name in case["axes"]:
+        assert case["flops"][name] == case["flops"][f"static, {name}"] < case["flops"]["full"]
+        ways = {name, f"static, {name}"}
+        assert ways | {f"update, {way}" for way in ways} <= case["milliseconds"].keys()
+    assert case["recompiled graphs"] == 0
+    speed.main(["--show", "--out", str(out)])
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def test_results_are_the_summary_and_name_unfinished_runs(make_run: MakeRun) -> 
 def test_stages_have_their_speed_and_a_bar(make_run: MakeRun) -> None:
     sheet = sheets([make_run("a", sizes=(6, 12))])["stages"]
     assert texts(sheet) == [
-        ["a", "1", "6", "14.3k", "70 ms", "200", "19"],
-        ["a", "2", "12", "7.69k", "130 ms", "200", "19"],
+        ["a", "1", "6 layers", "14.3k", "70 ms", "200", "19"],
+        ["a", "2", "12 layers", "7.69k", "130 ms", "200", "19"],
     ]
     assert [line[3]["bar"] for line in sheet["lines"]] == pytest.approx([1.0, 7 / 13])
 

@@ -22,7 +22,7 @@ from rich.console import Console
 import raptr.report
 from raptr.report import dicts, draw_losses, losses, markdown, read_run, render, rich_table, summary, write_report
 from raptr.report.plots import smooth
-from raptr.report.units import FLOP_PREFIXES, duration, layers, short, step_time, time_unit
+from raptr.report.units import FLOP_PREFIXES, counted, duration, short, step_time, time_unit
 
 LAYERS = 12
 
@@ -274,6 +274,12 @@ def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, l
         read_run(folder)
 
 
+def test_a_schedule_names_every_axis(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "config.yaml").write_text("method: {name: raptr, schedule: 6-9-12, heads: null, parts: 1-2-4}")
+    assert read_run(folder).schedule == "6-9-12, MLP 1-2-4"
+
+
 def test_a_schedule_given_as_a_list_reads_like_one_given_as_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", steps=10)
     (folder / "config.yaml").write_text("method: {name: raptr, schedule: [6, 8, 12]}")
@@ -425,7 +431,7 @@ def test_a_plot_of_times_has_a_fitting_unit(seconds: float, unit: str) -> None:
 
 
 def test_layers_are_counted_in_words() -> None:
-    assert [layers(size) for size in (1, 6, 7.25)] == ["1 layer", "6 layers", "7.25 layers"]
+    assert [counted(size, "layer") for size in (1, 6, 7.25)] == ["1 layer", "6 layers", "7.25 layers"]
 
 
 # Plots

@@ -15,13 +15,22 @@ MakeRun = Callable[..., Run]
 
 def test_a_stage_has_the_cost_of_its_steps(make_run: MakeRun) -> None:
     found = stages(make_run(sizes=(6, 12)))
-    assert [(stage.number, stage.size, stage.steps, stage.intervals) for stage in found] == [
-        (1, 6, 200, 19),
-        (2, 12, 200, 19),
+    assert [(stage.number, stage.running, stage.steps, stage.intervals) for stage in found] == [
+        (1, "6 layers", 200, 19),
+        (2, "12 layers", 200, 19),
     ]
     assert [stage.seconds_per_step for stage in found] == pytest.approx([0.07, 0.13])
     assert [stage.tokens_per_second for stage in found] == pytest.approx([1000 / 0.07, 1000 / 0.13])
     assert [stage.flops_per_step for stage in found] == pytest.approx([7e12, 13e12])
+
+
+def test_a_stage_names_the_axes_that_are_reduced(make_run: MakeRun) -> None:
+    run = make_run(sizes=(6, 12))
+    narrow = tuple(replace(r, heads=9.0, parts=1.0) if r.stage == 1 else r for r in run.train)
+    assert [stage.running for stage in stages(replace(run, train=narrow))] == [
+        "6 layers, 9 heads, 1 MLP part",
+        "12 layers",
+    ]
 
 
 def test_compiling_at_the_start_of_a_stage_does_not_count(make_run: MakeRun) -> None:
@@ -46,7 +55,7 @@ def test_time_that_runs_backwards_after_a_resume_is_left_out(make_run: MakeRun) 
 
 
 def test_without_two_records_a_stage_has_no_speed(make_run: MakeRun) -> None:
-    assert stages(make_run(upto=10)) == [Stage(1, 12, 10, 0, None, None, None)]
+    assert stages(make_run(upto=10)) == [Stage(1, "12 layers", 10, 0, None, None, None)]
     assert stages(make_run(upto=5)) == []
 
 

@@ -77,6 +77,7 @@ def test_a_batch_without_positions_has_targets_everywhere(form: str, config: Mod
     assert torch.equal(held.labels_BM, listed.labels_BM)
 
 
+HEADS, PARTS = ((0, 1), (0, 1), (1, 2, 3), (0, 2), (0, 1)), ((0,), (0,), (3,), (1, 2), (0,))
 SUBNETWORKS = {
     "full": Subnetwork.full(5),
     "nothing": Subnetwork((0.0,) * 5),
@@ -84,11 +85,13 @@ SUBNETWORKS = {
     "branches": Subnetwork((1.0, 1.5, 0.0, 0.0, 2.0), scaled="branches"),
     "heads and parts": Subnetwork(
         (1.0, 0.0, 1.0, 1.0, 0.0),
-        heads=((0, 1), (0, 1), (1, 2, 3), (0, 2), (0, 1)),
-        parts=((0,), (0,), (3,), (1, 2), (0,)),
+        heads=HEADS,
+        parts=PARTS,
         head_scale=1.4,
         part_scale=2.0,
     ),
+    "heads and parts of every layer": Subnetwork((1.0,) * 5, heads=HEADS, parts=PARTS, head_scale=1.4, part_scale=2.0),
+    "parts": Subnetwork((1.0, 0.0, 1.0, 1.0, 1.0), parts=PARTS, scaled="branches"),
     "gates": Subnetwork((1.0, 0.3, 1.0, 0.0, 1.0), head_gates=(1.0, 1.0, 0.3, 0.3), part_gates=(1.0, 0.3, 0.3, 0.3)),
     "gates of all layers": Subnetwork((1.0,) * 5, head_gates=(1.0, 1.0, 0.0, 0.0), part_gates=(1.0, 0.0, 0.0, 0.0)),
 }
@@ -139,7 +142,7 @@ def test_graphs_of_earlier_stages_make_room(monkeypatch: pytest.MonkeyPatch) -> 
     gather = make_execution(model, settings(execution="gather"), CPU)
     assert isinstance(gather, Gather)
     gather._forward.device = torch.device("cuda")
-    monkeypatch.setattr(gather, "_first_slots", lambda size: [])
+    monkeypatch.setattr(gather._slots, "take", lambda sign: [])
     gather._program(batch(), SUBNETWORKS["full"])
     gather._program(batch(), SUBNETWORKS["depth"])
     assert len(tried) == 3  # the third one succeeds, alone and in memory of its own
@@ -206,6 +209,43 @@ def test_a_stage_is_compiled_once(form: str, scaling: str, config: ModelConfig) 
 @every_family
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.usefixtures("eager_compiler")
+@pytest.mark.parametrize("form", ["skip", "gather"])
+@pytest.mark.parametrize("schedule", ["5-5-5", "2-3-5"])
+def test_a_stage_of_narrow_layers_is_compiled_once(form: str, schedule: str, config: ModelConfig) -> None:
+    model = build(config=config)
+    method = make_method("raptr", shape=config.shape, steps=45, schedule=schedule, heads="1-3-4", parts="1-2-4")
+    run = make_execution(model, settings(execution=form, compile=True), CPU)
+    for phase in method.phases():
+        gradients(model, run, method.subnetwork(phase.start), 1)
+        graphs = counters["stats"]["unique_graphs"]
+        for step in range(phase.start, phase.stop):
+            gradients(model, run, method.subnetwork(step), 1)
+        assert counters["stats"]["unique_graphs"] == graphs, phase
+
+
+@pytest.mark.parametrize("name", ["heads and parts", "parts"])
+def test_slots_hold_no_more_than_what_runs(name: str) -> None:
+    model, subnetwork = build(), SUBNETWORKS[name]
+    gather = make_execution(model, settings(execution="gather"), CPU)
+    assert isinstance(gather, Gather)
+    program = gather._program(batch(), subnetwork)
+    assert isinstance(program, execution._Program)
+    for layer, block in zip(subnetwork.kept, program._blocks, strict=True):
+        heads = CONFIG.heads if subnetwork.heads is None else len(subnetwork.heads[layer])
+        assert subnetwork.parts is not None
+        parts = len(subnetwork.parts[layer])
+        shapes = {name: tuple(parameter.shape) for name, parameter in block.named_parameters()}
+        assert (shapes["qkv.weight"], shapes["qkv.bias"]) == ((3 * 8 * heads, 32), (3 * 8 * heads,))
+        assert (shapes["attention_out.weight"], shapes["attention_out.bias"]) == ((32, 8 * heads), (32,))
+        assert (shapes["mlp_in.weight"], shapes["mlp_out.weight"]) == ((16 * parts, 32), (32, 16 * parts))
+
+
+@every_family
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch does it, with an autograd function
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("name", SUBNETWORKS)
 def test_warming_up_compiles_all_that_a_graph_will_need(name: str, config: ModelConfig) -> None:

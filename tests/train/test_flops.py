@@ -72,6 +72,8 @@ def test_closed_form_equals_the_counter(
     [
         ({}, True),
         ({"schedule": "6-6", "heads": "2-4", "parts": "1-4"}, True),
+        ({"schedule": "2-4-6", "heads": "1-3-4", "parts": "2-3-4", "lengths": "proportional"}, True),
+        ({"parts": "1-4", "full_start": 100}, True),
         ({"selection": "bernoulli"}, False),
     ],
 )

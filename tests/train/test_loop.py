@@ -66,6 +66,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
         {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4", "scaling": "sqrt"},
         {"optimizer": {"idle": "zero"}},
     ),
+    (
+        "raptr",
+        {"schedule": "3-6-6", "heads": "1-2-4", "parts": "4-8-16"},
+        {"optimizer": {"idle": "zero"}, "train": {"execution": "gather", "accumulate": 2}},
+    ),
+    ("raptr", {"parts": "1-2-4", "width_exponent": 1}, {"optimizer": {"idle": "zero"}}),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
     ("stacking", {}, {"model": {"init": "fan-in"}}),
     ("raptr", {}, {"optimizer": {"name": "muon"}}),

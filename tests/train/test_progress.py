@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from raptr.data import TokenStore
+from raptr.subnetworks import Shape
 from raptr.train import progress
 from raptr.train.config import Config
 from raptr.train.flops import Flops
@@ -38,7 +39,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def bar(output: io.StringIO, *, terminal: bool = False, width: int = 80, device: torch.device = CPU) -> TrainingBar:
     console = Console(file=output, force_terminal=terminal, width=width)
-    return TrainingBar(console, steps=675_000, stages=4, layers=12, planned=Flops(0, 675_000.0), device=device)
+    return TrainingBar(
+        console,
+        steps=675_000,
+        stages=4,
+        target=Shape(12, heads=12, parts=4),
+        planned=Flops(0, 675_000.0),
+        device=device,
+    )
 
 
 def train(store: TokenStore, run: Path, console: Console) -> None:
@@ -66,6 +74,13 @@ def test_without_a_terminal_each_evaluation_is_a_line(store: TokenStore, tmp_pat
     assert "\x1b" not in output.getvalue()
 
 
+def test_every_reduced_axis_is_shown() -> None:
+    shape = Shape(12, heads=12, parts=4)
+    assert progress.running({"size": 6, "heads": 9, "parts": 2}, shape) == (
+        "6 of 12 layers, 9 of 12 heads, 2 of 4 MLP parts"
+    )
+
+
 def test_in_a_terminal_lines_are_for_stages_and_the_bar_for_steps(store: TokenStore, tmp_path: Path) -> None:
     output = io.StringIO()
     train(store, tmp_path / "run", Console(file=output, force_terminal=True, width=80))
@@ -77,9 +92,9 @@ def test_in_a_terminal_lines_are_for_stages_and_the_bar_for_steps(store: TokenSt
 def test_step_and_time_left_are_shown_before_the_first_record(clock: Clock) -> None:
     with bar(io.StringIO(), terminal=True) as shown:
         assert shown.text(80) == "step 0 of 675,000  time left: ?"
-        shown.advance(1, stage=1, size=6, spent=1.0)
+        shown.advance(1, stage=1, counts={"size": 6}, spent=1.0)
         clock.now += 2
-        shown.advance(2, stage=1, size=6, spent=2.0)
+        shown.advance(2, stage=1, counts={"size": 6}, spent=2.0)
         assert shown.text(80) == "step 2 of 675,000  stage 1 of 4  6 of 12 layers  374:59:56 left"
 
 
@@ -88,7 +103,7 @@ def test_the_line_fits_the_terminal(width: int, clock: Clock) -> None:
     with bar(io.StringIO(), terminal=True, width=width) as shown:
         for step in (99_999, 100_001):
             clock.now += 2
-            shown.advance(step, stage=1, size=12, spent=step)
+            shown.advance(step, stage=1, counts={"size": 12}, spent=step)
         shown.measured(100_001, loss=10.123, rate=1234.5, spent=100_001)
         text = shown.text(width)
         assert len(text) <= width
@@ -101,7 +116,7 @@ def test_a_long_run_says_how_long_once(clock: Clock) -> None:
     output = io.StringIO()
     with bar(output) as shown:
         for step in range(1, 9):
-            shown.advance(step, stage=1, size=12, spent=step)
+            shown.advance(step, stage=1, counts={"size": 12}, spent=step)
             clock.now += 2
     assert output.getvalue().count("16 days more on the CPU") == 1
     assert ("no GPU was found" in output.getvalue()) == (not torch.cuda.is_available())
@@ -112,7 +127,7 @@ def test_a_gpu_is_timed_by_what_was_read_back(clock: Clock) -> None:
     output = io.StringIO()
     with bar(output, device=CUDA) as shown:
         for step in range(1, 99):  # asked for, not yet done
-            shown.advance(step, stage=1, size=12, spent=step)
+            shown.advance(step, stage=1, counts={"size": 12}, spent=step)
             clock.now += 2
         assert "time left: ?" in shown.text(80)
         assert output.getvalue() == ""
@@ -127,7 +142,7 @@ def test_a_short_run_does_not_say_how_long(clock: Clock) -> None:
     output = io.StringIO()
     with bar(output) as shown:
         for step in range(674_500, 674_600):
-            shown.advance(step, stage=4, size=12, spent=step)
+            shown.advance(step, stage=4, counts={"size": 12}, spent=step)
             clock.now += 1
     assert output.getvalue() == ""
 
@@ -137,7 +152,7 @@ def test_without_a_terminal_no_ten_minutes_are_silent(clock: Clock) -> None:
     with bar(output) as shown:
         for step in (1, 2, 3):
             clock.now += 400
-            shown.advance(step, stage=1, size=6, spent=step)
+            shown.advance(step, stage=1, counts={"size": 6}, spent=step)
     assert any(line.startswith("step 2 of 675,000, stage 1 of 4") for line in output.getvalue().splitlines())
 
 

@@ -22,9 +22,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, final
 
 from raptr.growth.plan import Growth, Moments, added, inserted, stacked
+from raptr.methods.axes import unit_counts, whole_depth
 from raptr.methods.growing import Growing
 from raptr.subnetworks import Shape, Subnetwork
-from raptr.subnetworks.schedule import parse_sizes
 
 
 @dataclass(frozen=True)
@@ -50,30 +50,17 @@ class Masked(Growing):
 
     def default(self) -> str:
         """The sizes recommended for RaPTr; with heads or parts all layers in each of their stages."""
-        for name, text in (("heads", self.heads), ("parts", self.parts)):
-            if text is not None:
-                return "-".join([str(self.target.layers)] * len(parse_sizes(text, name)))
-        return super().default()
+        return whole_depth(self.target.layers, self.heads, self.parts) or super().default()
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """The model's heads in each stage."""
-        return self._counts("heads", self.heads, self.target.heads)
+        return unit_counts("heads", self.heads, self.target.heads, self.stages)
 
     @cached_property
     def part_counts(self) -> tuple[int, ...]:
         """The model's MLP parts in each stage."""
-        return self._counts("parts", self.parts, self.target.parts)
-
-    def _counts(self, name: str, text: str | None, total: int) -> tuple[int, ...]:
-        stages = len(self.stages.stages)
-        counts = (total,) * stages if text is None else parse_sizes(text, name)
-        if len(counts) != stages or list(counts) != sorted(counts) or counts[0] < 1 or counts[-1] != total:
-            raise ValueError(
-                f"{name} is {text!r}; one size for each of the {stages} stages of schedule {self.stages.text}, "
-                f"never falling and ending with all {total}, is allowed"
-            )
-        return counts
+        return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     @property
     def _shortest(self) -> int:

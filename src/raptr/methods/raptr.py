@@ -3,7 +3,8 @@ Subnetworks", section 2.1, algorithm 1 and the appendix on scaling).
 
 Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always holds I_s. Beyond depth
 (section 4.3), a number of heads and of MLP parts may grow over the same stages, each drawn anew in every
-layer, alone or together with depth: the paper leaves the combination open.
+layer, alone or together with depth: the paper leaves the combination open. Within a stage every step runs the same
+number of units on every axis, so the shapes are static.
 
 Deviations: exactly k layers by default, as the paper implements it, Bernoulli on request, as it defines it.
 No scaling by default, where the paper takes the square root. Without it evaluation multiplies a layer by its keep
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, SupportsIndex, final
 
+from raptr.methods.axes import unit_counts, whole_depth
 from raptr.methods.contract import Method, Phase, check_end, random_part
 from raptr.subnetworks import Schedule, Subnetwork
 from raptr.subnetworks.sampling import (
@@ -27,7 +29,7 @@ from raptr.subnetworks.sampling import (
     keep_probabilities,
 )
 from raptr.subnetworks.scaling import Scaling, scales
-from raptr.subnetworks.schedule import Fixed, Lengths, parse_sizes
+from raptr.subnetworks.schedule import Fixed, Lengths
 from raptr.subnetworks.value import Scaled
 
 
@@ -36,7 +38,8 @@ from raptr.subnetworks.value import Scaled
 class RaPTr(Method):
     """A random part of the model in every step, growing in stages to the whole."""
 
-    schedule: Schedule | str | None = None  # sizes of the stages in layers; None: the recommended one
+    # Sizes of the stages in layers; None: the recommended ones, or all layers where heads or parts are given.
+    schedule: Schedule | str | None = None
     lengths: Lengths | None = None
     average: float | None = None
     full_start: int = 0
@@ -72,8 +75,11 @@ class RaPTr(Method):
                 raise ValueError("lengths, average, full_start and fixed belong to a schedule given as text")
             ready.check_model(layers, self.steps)
             return ready
+        if ready is None:
+            whole = whole_depth(layers, self.heads, self.parts)
+            ready = Schedule.recommended(layers, max(self.steps, 4)).text if whole is None else whole
         return Schedule.parse(
-            Schedule.recommended(layers, max(self.steps, 4)).text if ready is None else ready,
+            ready,
             layers=layers,
             steps=self.steps,
             lengths=self.lengths,
@@ -85,25 +91,12 @@ class RaPTr(Method):
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
         """Heads that run in each stage."""
-        return self._counts("heads", self.heads, self.target.heads)
+        return unit_counts("heads", self.heads, self.target.heads, self.stages)
 
     @cached_property
     def part_counts(self) -> tuple[int, ...]:
         """MLP parts that run in each stage."""
-        return self._counts("parts", self.parts, self.target.parts)
-
-    def _counts(self, name: str, text: str | None, total: int) -> tuple[int, ...]:
-        stages, start = len(self.stages.stages), 1 if self.stages.full_start else 0
-        if text is None:
-            return (total,) * stages
-        counts = parse_sizes(text)
-        good = len(counts) == stages - start and list(counts) == sorted(counts)
-        if not good or counts[0] < 1 or counts[-1] != total:
-            raise ValueError(
-                f"{name} is {text!r}; one size for each of the {stages - start} stages, "
-                f"never falling and ending with all {total}, is allowed"
-            )
-        return (total,) * start + counts
+        return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     def settings(self) -> dict[str, Any]:
         """The settings, with the schedule spelt out."""

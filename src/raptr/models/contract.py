@@ -54,6 +54,11 @@ class ModelConfig(ABC):
         """The counts on the axes along which a part of the model can run."""
         return Shape(layers=self.layers, heads=self.heads, parts=self.parts)
 
+    @property
+    def unit_sizes(self) -> Mapping[str, int]:
+        """How many heads a unit of heads has, and how many of the MLP's dimensions a part has."""
+        return {"heads": self.heads // self.shape.heads, "parts": self.mlp // self.parts}
+
     def resized(self, shape: Shape) -> Self:
         """The same model with other counts of layers, heads and MLP parts; head and part sizes stay."""
         part = self.mlp // self.parts

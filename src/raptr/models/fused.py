@@ -38,13 +38,11 @@ def residual_mlp(
 ) -> Tensor | None:
     """A layer from the heads' outputs o on, or None where no kernel fits: with a = project(o),
 
-    x + layer_scale·a + mlp_scale·MLP(norm(x + a)).
+    x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))); the bias of out is added as it is.
     """
     if not _half(x_BSD) or x_BSD.dtype != torch.bfloat16 or x_BSD.shape[-1] > kernels.WIDTH:
         return None
     products = [(weight.bfloat16(), bias) for weight, bias in (project, mlp_in, mlp_out)]
-    if mlp_scale is not None:
-        products[2] = products[2][0], mlp_scale * mlp_out[1]
     out_ND = kernels.residual_mlp(x_BSD.flatten(0, 1), o_BSE.flatten(0, 1), products, norm, layer_scale, mlp_scale)
     return out_ND.view_as(x_BSD)
 

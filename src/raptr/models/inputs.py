@@ -18,11 +18,17 @@ from raptr.subnetworks.value import Kept
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A layer's share of the subnetwork: scales (0-dim) of the layer and its branches, kept heads and parts, gates."""
+    """A layer's share of the subnetwork: its scales (0-dim), the heads and MLP parts that run, and gates.
+
+    `layer_scale` multiplies the whole layer and `branch_scale` each of its branches, with the bias of its last map.
+    `head_scale` and `part_scale` make up for the heads and MLP parts that do not run; a bias is there whatever runs,
+    so it is not scaled by them.
+    """
 
     layer_scale: Tensor | None
-    attention_scale: Tensor | None
-    mlp_scale: Tensor | None
+    branch_scale: Tensor | None
+    head_scale: Tensor | None
+    part_scale: Tensor | None
     heads_H: Tensor | None
     parts_P: Tensor | None
     head_gates_H: Tensor | None = None
@@ -40,11 +46,11 @@ class Inputs(NamedTuple):
 class Packed(NamedTuple):
     """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
 
-    The columns of the scales multiply the whole layer, its attention branch and its MLP branch; kept heads and
-    parts stand one layer after the other. Gates are the same in every layer.
+    The columns of the scales multiply the whole layer, each branch, what the heads give and what the MLP parts give;
+    kept heads and parts stand one layer after the other. Gates are the same in every layer.
     """
 
-    scales_K3: Tensor
+    scales_K4: Tensor
     heads: Tensor | None
     parts: Tensor | None
     head_gates_H: Tensor | None
@@ -59,7 +65,7 @@ class Signature(NamedTuple):
     """What of a subnetwork decides the operations that run, whatever the numbers: steps of one share a graph."""
 
     size: int
-    scaled: tuple[bool, bool, bool]  # whether any running layer has such a scale, other than 1
+    scaled: tuple[bool, ...]  # whether any running layer has such a scale, other than 1
     heads: tuple[int, ...] | None
     parts: tuple[int, ...] | None
     gated: tuple[bool, bool]  # whether heads have gates, and parts
@@ -83,18 +89,20 @@ def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
 def signature(subnetwork: Subnetwork) -> Signature:
     """The subnetwork's signature."""
     rows = [_scales(subnetwork, layer) for layer in subnetwork.kept]
-    layer, attention, mlp = (any(row[column] != 1 for row in rows) for column in range(3))
+    used = tuple(any(row[column] != 1 for row in rows) for column in range(4))
     heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
     gated = subnetwork.head_gates is not None, subnetwork.part_gates is not None
-    return Signature(subnetwork.size, (layer, attention, mlp), heads, parts, gated)
+    return Signature(subnetwork.size, used, heads, parts, gated)
 
 
 def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     """The inputs of each running layer, with all the scales that any of them has."""
     heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
     for row in range(sign.size):
-        layer, attention, mlp = (packed.scales_K3[row, c] if used else None for c, used in enumerate(sign.scaled))
-        yield BlockInputs(layer, attention, mlp, heads[row], parts[row], packed.head_gates_H, packed.part_gates_P)
+        scales = [packed.scales_K4[row, column] if used else None for column, used in enumerate(sign.scaled)]
+        layer, branch, head, part = scales
+        gates = packed.head_gates_H, packed.part_gates_P
+        yield BlockInputs(layer, branch, head, part, heads[row], parts[row], *gates)
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
@@ -107,16 +115,24 @@ def times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
     return two if one is None else one if two is None else one * two
 
 
-def folded(subnetwork: Subnetwork, layer: int) -> tuple[float, float]:
-    """The scales of a layer's attention and MLP branches, to be folded into their last maps."""
-    _, attention, mlp = _scales(subnetwork, layer)
-    return attention, mlp
+class Folded(NamedTuple):
+    """What a layer's scales multiply, where they are folded into the last maps of its branches."""
+
+    attention: float  # the weight of the attention's output
+    mlp: float  # the weight of the MLP's output
+    bias: float  # the biases of both
 
 
-def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float]:
-    scale, whole = subnetwork.scales[layer], subnetwork.scaled == "layer"
-    branch = 1.0 if whole else scale
-    return scale if whole else 1.0, branch * subnetwork.head_scale, branch * subnetwork.part_scale
+def folded(subnetwork: Subnetwork, layer: int) -> Folded:
+    """The scales of a layer's branches, to be folded into their last maps."""
+    _, branch, head, part = _scales(subnetwork, layer)
+    return Folded(branch * head, branch * part, branch)
+
+
+def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float, float]:
+    scale = subnetwork.scales[layer]
+    own = (scale, 1.0) if subnetwork.scaled == "layer" else (1.0, scale)
+    return *own, subnetwork.head_scale, subnetwork.part_scale
 
 
 def _counts(kept: Kept | None, subnetwork: Subnetwork) -> tuple[int, ...] | None:

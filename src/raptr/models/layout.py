@@ -10,11 +10,13 @@ keys and values, or before its activation, a unit gives zeros); one that is cut 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from raptr.models.inputs import BlockInputs
+from raptr.subnetworks import Shape
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,26 @@ def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor
     """The tensor as if the chosen ones of its units were all; None: all are."""
     if index is None:
         return tensor
-    return by_unit(tensor, cut, units).index_select(cut.dim + 1, index).flatten(cut.dim, cut.dim + 2)
+    picked: Tensor = _Picked.apply(by_unit(tensor, cut, units), index, cut.dim + 1)  # type: ignore[no-untyped-call]
+    return picked.flatten(cut.dim, cut.dim + 2)
+
+
+def spread(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor:
+    """What `chosen` made the tensor from, with zeros in all other units: its transpose, which gradients go through."""
+    if index is None:
+        return tensor
+    return _spread(by_unit(tensor, cut, len(index)), index, units, cut.dim + 1).flatten(cut.dim, cut.dim + 2)
+
+
+def narrow(block: nn.Module, layout: Layout, whole: Shape, running: Shape) -> None:
+    """Make a block of `whole` heads and parts one of as many as are `running`, with any weights."""
+    for name, parameter in list(block.named_parameters()):
+        cut = layout.get(name)
+        if cut is not None:
+            shape, module = list(parameter.shape), block.get_submodule(name.rpartition(".")[0])
+            shape[cut.dim] = shape[cut.dim] // getattr(whole, cut.axis) * getattr(running, cut.axis)
+            setattr(module, name.rpartition(".")[2], nn.Parameter(parameter.new_empty(shape)))
+    block.heads, block.parts = running.heads, running.parts  # type: ignore[assignment]
 
 
 def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:
@@ -68,6 +89,33 @@ def by_unit(tensor: Tensor, cut: Cut, units: int) -> Tensor:
     """A view whose dimension `cut.dim` is three: blocks, units, and the rows of a unit."""
     before, after = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
     return tensor.view(*before, cut.before, units, -1, *after)
+
+
+class _Picked(torch.autograd.Function):
+    """`index_select` of different indices. Its own gradient adds with atomics, or sorts: no need, none stands twice."""
+
+    @staticmethod
+    def forward(whole: Tensor, index: Tensor, dim: int) -> Tensor:
+        return whole.index_select(dim, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        whole, index, ctx.dim = inputs
+        ctx.units = whole.shape[ctx.dim]
+        ctx.save_for_backward(index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return _spread(grad, index, ctx.units, ctx.dim), None, None
+
+
+def _spread(picked: Tensor, index: Tensor, units: int, dim: int) -> Tensor:
+    """`picked` at the places `index` of a dimension of `units`, zeros at the others: a gather, which compilers fuse."""
+    order = torch.arange(1, len(index) + 1, device=index.device)
+    place = torch.zeros(units, dtype=order.dtype, device=index.device).scatter(0, index, order)  # from 1; 0: none
+    idle = (place == 0).view(-1, *[1] * (picked.dim() - dim - 1))
+    return picked.index_select(dim, (place - 1).clamp(min=0)).masked_fill(idle, 0)
 
 
 def split(tensor: Tensor, cut: Cut) -> tuple[Tensor, ...]:

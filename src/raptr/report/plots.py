@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from raptr.report.runs import Run, labels
-from raptr.report.units import FLOP_PREFIXES, layers, scale, short
+from raptr.report.speed import running
+from raptr.report.units import FLOP_PREFIXES, scale, short
 
 WIDTH, HEIGHT, DPI = 1600, 650, 160  # pixels, pixels, pixels per inch
 
@@ -174,19 +175,17 @@ def _label_stages(by_step: Axes, by_flops: Axes, run: Run, divisor: float) -> No
     if not run.transitions:
         return
     ends = [*run.transitions, run.last]
-    sizes = [
-        np.mean([record.size for record in group]) for _, group in groupby(run.train, key=lambda record: record.stage)
-    ]
+    texts = [running(list(group)) for _, group in groupby(run.train, key=lambda record: record.stage)]
     for axes, edges in (
         (by_step, [0.0, *(end.step for end in ends)]),
         (by_flops, [0.0, *(end.flops / divisor for end in ends)]),
     ):
-        for size, left, right in zip(sizes, edges, edges[1:], strict=False):
+        for text, left, right in zip(texts, edges, edges[1:], strict=False):
             # In a narrower stage the text would run into its neighbour's.
             if right - left < LABELLED_STAGE_SHARE * edges[-1]:
                 continue
             axes.annotate(
-                layers(float(size)),
+                text,
                 ((left + right) / 2, 1.0),
                 xycoords=axes.get_xaxis_transform(),
                 xytext=(0, 3),

@@ -35,6 +35,8 @@ class TrainRecord:
     seconds: float
     lr: float | None = None
     grad_norm: float | None = None
+    heads: float | None = None  # of a running layer, where not all run; so are the MLP's parts
+    parts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,11 @@ class Run:
 
     @property
     def schedule(self) -> str | None:
-        """The schedule as written in the configuration, such as `6-8-10-12`."""
-        schedule = _section(self.config, "method").get("schedule")
-        if isinstance(schedule, list | tuple):
-            return "-".join(str(size) for size in schedule)
-        return None if schedule is None else str(schedule)
+        """The schedule as written in the configuration, such as `6-8-10-12` or `6-9-12, heads 6-9-12`."""
+        method = _section(self.config, "method")
+        axes = (("schedule", ""), ("heads", "heads "), ("parts", "MLP "))
+        sizes = {name: _sizes(method.get(key)) for key, name in axes}
+        return ", ".join(f"{name}{text}" for name, text in sizes.items() if text is not None) or None
 
     @property
     def planned(self) -> int | None:
@@ -273,7 +275,15 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
         seconds=_amount(values["seconds"]),
         lr=_number_or_none(values.get("lr")),
         grad_norm=_number_or_none(values.get("grad_norm")),
+        heads=_number_or_none(values.get("heads")),
+        parts=_number_or_none(values.get("parts")),
     )
+
+
+def _sizes(schedule: object) -> str | None:
+    if isinstance(schedule, list | tuple):
+        return "-".join(str(size) for size in schedule)
+    return None if schedule is None else str(schedule)
 
 
 def _losses(value: object) -> dict[str, float]:

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from raptr.report.runs import Run, TrainRecord, labels
+from raptr.report.units import counted
 
 # Two runs whose time per step may be compared have these settings and this hardware in common.
 SAME_SECTIONS = ("model", "data")
@@ -27,7 +28,7 @@ class Stage:
     """What a step of one stage cost: the median over `intervals` pairs of records; None where there is no pair."""
 
     number: int
-    size: float  # layers, averaged over the records
+    running: str  # `6 layers, 9 heads`, averaged over the records
     steps: int
     intervals: int
     seconds_per_step: float | None
@@ -77,6 +78,13 @@ def speed_ups(runs: Sequence[Run]) -> list[SpeedUp]:
     return found
 
 
+def running(records: Sequence[TrainRecord]) -> str:
+    """What ran in the steps of a stage: `6 layers, 9 heads`; heads and MLP parts only where not all ran."""
+    widths = {"head": records[-1].heads, "MLP part": records[-1].parts}
+    texts = [counted(fmean(record.size for record in records), "layer")]
+    return ", ".join([*texts, *(counted(count, word) for word, count in widths.items() if count is not None)])
+
+
 def _stage(number: int, records: Sequence[TrainRecord], steps: int) -> Stage:
     # A resumed run may leave a record of the killed one behind a younger one; time does not run backwards.
     intervals = [(old, new) for old, new in pairwise(records) if new.seconds >= old.seconds]
@@ -86,7 +94,7 @@ def _stage(number: int, records: Sequence[TrainRecord], steps: int) -> Stage:
     flops = [(new.flops - old.flops) / (new.step - old.step) for old, new in intervals]
     return Stage(
         number=number,
-        size=fmean(record.size for record in records),
+        running=running(records),
         steps=steps,
         intervals=len(intervals),
         seconds_per_step=seconds,

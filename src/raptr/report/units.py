@@ -56,6 +56,6 @@ def time_unit(seconds: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def layers(size: float) -> str:
-    """A number of layers, which may be an average, with its word."""
-    return f"{size:.3g} layer{'' if size == 1 else 's'}"
+def counted(number: float, word: str) -> str:
+    """A number of things, which may be an average, with its word."""
+    return f"{number:.3g} {word}{'' if number == 1 else 's'}"

@@ -33,10 +33,10 @@ class Subnetwork:
     """What runs in a step: a scale per layer (0: bypassed), the kept heads and MLP parts of each layer.
 
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
-    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
-    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`). `head_gates` and `part_gates` fade heads
-    and parts in: one gate each, the same in every layer, that multiplies what makes it (None: all are 1). A layer
-    that keeps some of its heads (parts) has no such gates.
+    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer. What the
+    heads (MLP parts) give is multiplied by `head_scale` (`part_scale`); the bias that is added to it is not.
+    `head_gates` and `part_gates` fade heads and parts in: one gate each, the same in every layer, that multiplies what
+    makes it (None: all are 1). A layer that keeps some of its heads (parts) has no such gates.
     """
 
     scales: tuple[float, ...]
@@ -53,7 +53,7 @@ class Subnetwork:
         for scale in (*self.scales, self.head_scale, self.part_scale, *gates):
             if not (math.isfinite(scale) and scale >= 0):
                 raise ValueError(f"subnetwork: a scale is {scale!r}; finite numbers from 0 on are allowed")
-        for axis, kept in (("heads", self.heads), ("parts", self.parts)):
+        for axis, kept in self._widths:
             if kept is None:
                 continue
             if (self.head_gates if axis == "heads" else self.part_gates) is not None:
@@ -86,6 +86,17 @@ class Subnetwork:
     def size(self) -> int:
         """How many layers run."""
         return len(self.kept)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How much runs, by axis: `size`, the layers, and `heads` and `parts` of a running layer where not all run."""
+        first = self.kept[:1]
+        widths = {axis: len(kept[first[0]]) for axis, kept in self._widths if kept is not None and first}
+        return {"size": self.size, **widths}
+
+    @property
+    def _widths(self) -> tuple[tuple[str, Kept | None], ...]:
+        return ("heads", self.heads), ("parts", self.parts)
 
     @property
     def digest(self) -> str:

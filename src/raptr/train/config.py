@@ -11,6 +11,7 @@ import torch
 from raptr.data import TokenStore, open_store
 from raptr.distributed.processes import TIMEOUT, Engine
 from raptr.methods import Method, make_method
+from raptr.methods.axes import in_units
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read
@@ -310,6 +311,9 @@ class Config:
         for key in COMMON:
             if key in settings:
                 raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
+        for key, size in dimensions.unit_sizes.items():
+            if key in settings:
+                settings[key] = in_units(key, settings[key], getattr(dimensions.shape, key), size)
         return make_method(
             method["name"],
             shape=dimensions.shape,

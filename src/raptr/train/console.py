@@ -2,6 +2,7 @@
 
 import json
 import math
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,28 +125,33 @@ def _seeds(row: Measured) -> str:
 def plan_table(plan: Plan) -> Table:
     """The plan for a terminal."""
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
-    for column in ("stage", "steps", "share", "size", "keep", "layers' FLOPs", "model's FLOPs"):
+    whole = plan.rows[-1]
+    narrow = {
+        f"{name} of {attrgetter(axis)(whole)}": attrgetter(axis)
+        for axis, name in (("heads", "heads"), ("parts", "MLP"))
+        if any(attrgetter(axis)(row) != attrgetter(axis)(whole) for row in plan.rows)
+    }
+    share = [] if narrow else ["share"]  # there is no room for all in 80 columns
+    for column in ("stage", "steps", *share, "size", "keep", *narrow, "layers' FLOPs", "model's FLOPs"):
         table.add_column(column, justify="right", no_wrap=column == "steps")
-    if narrow := any(row.heads != plan.rows[-1].heads or row.parts != plan.rows[-1].parts for row in plan.rows):
-        table.add_column("heads × parts", justify="right")
     for row in plan.rows:
-        cells = [
+        table.add_row(
             str(row.stage),
             f"{row.start:,} – {row.stop - 1:,}",
-            f"{(row.stop - row.start) / plan.steps:.1%}",
+            *(f"{(row.stop - row.start) / plan.steps:.1%}" for _ in share),
             f"{row.size:.2f}".removesuffix(".00"),
             _keep(row.keep),
+            *(str(count(row)) for count in narrow.values()),
             f"{row.layers_flops:.3f}",
             f"{row.model_flops:.3f}",
-        ]
-        table.add_row(*cells, *([f"{row.heads} × {row.parts}"] if narrow else []))
+        )
     table.add_section()
     table.add_row(
         "all",
         f"0 – {plan.steps - 1:,}",
-        "100%",
+        *("100%" for _ in share),
         f"{plan.average:.2f}".removesuffix(".00"),
-        "",
+        *("" for _ in ("keep", *narrow)),
         f"{plan.relative_layers:.3f}",
         f"{plan.relative_model:.3f}",
     )

@@ -3,7 +3,10 @@
 `skip` calls the layers that run, one after the other, and leaves the others out. `gather` copies the weights of the
 k layers that run into k slots and runs those, so that every subset of one size is one and the same chain of
 operations: on a GPU it is captured once as a CUDA graph and replayed, and a step no longer waits for Python to
-launch its kernels. The gradients of the slots are the gradients of the layers.
+launch its kernels. The gradients of the slots are the gradients of the layers (slots.py).
+
+Where not all heads or MLP parts run, the matrix products are as small as what runs, in both forms: blocks choose
+weights by index, and slots hold no more than what runs.
 
 The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
 
@@ -18,7 +21,7 @@ blocks share one compiled code, in every model of the process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +33,9 @@ from raptr.distributed.sharding import fill, is_sharded, shard
 from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
-from raptr.models.roles import roles
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import TrainSettings
+from raptr.train.slots import Parameters, Slots, parameters_of
 
 WARM_UP = 2  # runs of each block before a graph is captured: compilation, and what libraries set up on first use
 VERSIONS = 64  # of a compiled block at most: one for each kind of subnetwork in a plan (torch's own limit is 8)
@@ -127,47 +130,71 @@ class Skip(Execution):
 
 @final
 class Gather(Execution):
-    """The layers that run, copied into slots; one CUDA graph for each kind of subnetwork."""
+    """The layers that run, or what runs of them, copied into slots; one CUDA graph for each kind of subnetwork."""
 
     def __init__(self, forward: _Forward) -> None:
         self._forward = forward
-        self._slots: list[_Slot] = []
+        half = forward.settings.half(forward.device)
+        self._slots = Slots(forward.model, forward.device, half=half, ready=forward.compile)
         self._programs: dict[object, _Program | _Graph] = {}
         self._memory: _GraphMemory | None = None
         inside = {id(parameter) for parameter in forward.model.blocks.parameters()}
         self._shared = [p for p in forward.model.parameters() if id(p) not in inside]
-        self._layers = [_parameters([block]) for block in forward.model.blocks]
+        self._layers = [parameters_of([block]) for block in forward.model.blocks]
         assert all(parameter.requires_grad for parameter in forward.model.parameters())
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
-        matrices = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].matrices]
-        vectors = [parameter for layer in subnetwork.kept for parameter in self._layers[layer].vectors]
-        program = self._program(batch, subnetwork)
-        if 0 < subnetwork.size < subnetwork.layers:
-            with torch.no_grad():  # a list of one precision is copied by one kernel
-                torch._foreach_copy_(program.parameters.matrices, matrices)
-                torch._foreach_copy_(program.parameters.vectors, vectors)
-        loss, gradients = program(batch, self._forward.pack(subnetwork))
+        layers = [self._layers[layer] for layer in subnetwork.kept]
+        program, packed = self._program(batch, subnetwork), self._forward.pack(subnetwork)
+        narrow: list[BlockInputs] = []
+        if in_slots(subnetwork):
+            sign = signature(subnetwork)
+            if sign.heads is not None or sign.parts is not None:
+                narrow = list(unpack(packed.to(self._forward.device), sign))
+            self._fill(program.parameters, layers, narrow)
+        loss, gradients = program(batch, packed)
+        shared, matrices = len(self._shared), sum(len(layer.matrices) for layer in layers)
+        blocks = Parameters(gradients[shared : shared + matrices], gradients[shared + matrices :]).by_block(len(layers))
+        if narrow:
+            pairs = zip(blocks, narrow, strict=True)
+            blocks = [self._slots.widening(block, row.heads_H, row.parts_P) for block, row in pairs]
+        self._add(zip(self._shared, gradients[:shared], strict=True), fresh=False)
+        for layer, block in zip(layers, blocks, strict=True):
+            self._add(zip([*layer.matrices, *layer.vectors], block, strict=True), fresh=bool(narrow))
+        return loss
+
+    def _fill(self, slots: Parameters, layers: Sequence[Parameters], narrow: Sequence[BlockInputs]) -> None:
+        """Copy the weights of the layers into the slots; of narrow slots, what runs of each layer."""
+        with torch.no_grad():
+            if narrow:
+                for slot, layer, row in zip(slots.by_block(len(layers)), layers, narrow, strict=True):
+                    self._slots.narrowing(slot, [*layer.matrices, *layer.vectors], row.heads_H, row.parts_P)
+            elif layers:  # a list of one precision is copied by one kernel
+                torch._foreach_copy_(slots.matrices, [matrix for layer in layers for matrix in layer.matrices])
+                torch._foreach_copy_(slots.vectors, [vector for layer in layers for vector in layer.vectors])
+
+    def _add(self, gradients: Iterable[tuple[Tensor, Tensor]], *, fresh: bool) -> None:
+        """Add gradients to their parameters; those that are not `fresh` are in memory that the next call writes to."""
         alone = self._forward.settings.accumulate == 1
-        for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
+        for parameter, gradient in gradients:
             if parameter.grad is not None:
                 assert not alone  # it would be the memory that this gradient was written to
                 parameter.grad += gradient
             else:
-                parameter.grad = gradient if alone else gradient.clone()  # the next call writes over it
-        return loss
+                parameter.grad = gradient if alone or fresh else gradient.clone()
 
     def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
         sign = signature(subnetwork)
         key = (sign, tuple(None if tensor is None else tensor.shape for tensor in batch))
         if key not in self._programs:
-            if subnetwork.size == subnetwork.layers:
-                program = _Program(self._forward, sign, list(self._forward.model.blocks), self._shared, [])
-            else:
-                slots = self._first_slots(subnetwork.size)
+            if in_slots(subnetwork):
+                slots = self._slots.take(sign)
                 wide = [gradient for slot in slots for gradient in slot.gradients]
-                program = _Program(self._forward, sign, [slot.block for slot in slots], self._shared, wide)
+                plain = sign._replace(heads=None, parts=None)  # a slot holds no more than what runs
+                program = _Program(self._forward, plain, [slot.block for slot in slots], self._shared, wide)
+            else:
+                program = _Program(self._forward, sign, list(self._forward.model.blocks), self._shared, [])
             on_gpu = self._forward.device.type == "cuda"
             self._programs[key] = self._captured(program, batch, subnetwork) if on_gpu else program
         return self._programs[key]
@@ -182,44 +209,16 @@ class Gather(Execution):
                 raise
         # Graphs of earlier stages hold memory that nothing else can use; what was tried is let go of by now.
         self._programs.clear()
+        self._slots.keep(signature(subnetwork))
         self._memory = None
         torch.cuda.empty_cache()
         self._memory = _GraphMemory(self._forward.device)
         return _Graph(program, batch, packed, self._memory)
 
-    def _first_slots(self, size: int) -> list["_Slot"]:
-        """The first `size` slots, whatever they hold."""
-        forward = self._forward
-        half = forward.settings.half(forward.device)
-        while len(self._slots) < size:
-            with torch.device("meta"):
-                block = forward.model.new_block()
-            block.to_empty(device=forward.device).to(forward.dtype)
-            forward.compile(block)
-            matrices = _parameters([block]).matrices if half else []
-            self._slots.append(_Slot(block, [torch.empty_like(matrix) for matrix in matrices]))
-            for matrix in matrices:
-                matrix.data = matrix.data.bfloat16()  # copying is then the rounding that a layer does anyway
-        return self._slots[:size]
 
-
-class _Slot(NamedTuple):
-    """A block that holds a layer's weights for a step, and where the gradients of matrices in half precision go."""
-
-    block: nn.Module
-    gradients: list[Tensor]
-
-
-class _Parameters(NamedTuple):
-    """The parameters of some blocks, by kind: matrices are used in the precision of products, vectors in their own."""
-
-    matrices: list[Tensor]
-    vectors: list[Tensor]
-
-
-def _parameters(blocks: Iterable[nn.Module]) -> _Parameters:
-    every = [pair for block in blocks for pair in zip(roles(block).values(), block.parameters(), strict=True)]
-    return _Parameters([p for role, p in every if role == "matrix"], [p for role, p in every if role != "matrix"])
+def in_slots(subnetwork: Subnetwork) -> bool:
+    """Whether `gather` copies weights: where all layers run, blocks stay where they are and choose heads by index."""
+    return subnetwork.size < subnetwork.layers
 
 
 @final
@@ -234,7 +233,7 @@ class _Program:
         shared: Sequence[Tensor],
         wide: Sequence[Tensor],
     ) -> None:
-        self.forward, self.parameters = forward, _parameters(blocks)
+        self.forward, self.parameters = forward, parameters_of(blocks)
         self._sign, self._blocks, self._shared, self._wide = sign, blocks, shared, list(wide)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
@@ -246,10 +245,10 @@ class _Program:
         inputs = list(unpack(packed, self._sign))
         alone = [slice(place, place + 1) for place in range(len(inputs))] or [slice(0)]
         for here in WARM_UP * alone:
-            self._run(batch, self._blocks[here], inputs[here], _parameters(self._blocks[here]))
+            self._run(batch, self._blocks[here], inputs[here], parameters_of(self._blocks[here]))
 
     def _run(
-        self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs], parameters: _Parameters
+        self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs], parameters: Parameters
     ) -> tuple[Tensor, list[Tensor]]:
         loss = self.forward(batch, blocks, given)
         matrices, vectors = parameters

@@ -220,7 +220,7 @@ class Trainer:
             console,
             steps=settings.steps,
             stages=len(phases),
-            layers=method.target.layers,
+            target=method.target,
             planned=planned,
             device=self.device,
             step=self.step,
@@ -237,7 +237,7 @@ class Trainer:
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 agreement = self.agree(stop, ahead=1)
                 loss, norm = self.optimize(subnetwork)
-                bar.advance(self.step, stage=phase + 1, size=subnetwork.size, spent=self.spent.total)
+                bar.advance(self.step, stage=phase + 1, counts=subnetwork.counts, spent=self.spent.total)
                 stopping = agreement.settle()  # once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
@@ -245,7 +245,7 @@ class Trainer:
                         kind="train",
                         stage=phase + 1,
                         stages=len(phases),
-                        size=subnetwork.size,
+                        **subnetwork.counts,
                         lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
                     )
                     self.log(self.readout.take(note, loss, norm, self.finite.first), bar)

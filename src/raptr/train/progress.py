@@ -6,6 +6,7 @@ Time left follows FLOPs, since later stages have slower steps. The first step is
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self, final
 
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from raptr.subnetworks import Shape
 from raptr.train.flops import Flops
 
 WIDE = 110  # columns that a terminal needs for the bar beside the text
@@ -30,12 +32,12 @@ class TrainingBar:
         *,
         steps: int,
         stages: int,
-        layers: int,
+        target: Shape,
         planned: Flops,
         device: torch.device,
         step: int = 0,
     ) -> None:
-        self._console, self._steps, self._stages, self._layers = console, steps, stages, layers
+        self._console, self._steps, self._stages, self._target = console, steps, stages, target
         self._planned, self._device, self._step = planned.total, device, step
         self._live = console.is_terminal
         columns = (BarColumn(bar_width=10), TaskProgressColumn()) if console.width >= WIDE else ()
@@ -58,10 +60,13 @@ class TrainingBar:
         if self._live:
             self._bar.stop()
 
-    def advance(self, step: int, *, stage: int, size: int, spent: float) -> None:
-        """A step is done (on a GPU: asked for), the first `step` in all; `spent` FLOPs have been used so far."""
+    def advance(self, step: int, *, stage: int, counts: Mapping[str, int], spent: float) -> None:
+        """A step is done (on a GPU: asked for), the first `step` in all; `spent` FLOPs have been used so far.
+
+        `counts` says how much of the model ran: `Subnetwork.counts`.
+        """
         self._step = step
-        self._stage, self._size = f"stage {stage} of {self._stages}", f"{size} of {self._layers} layers"
+        self._stage, self._size = f"stage {stage} of {self._stages}", running(counts, self._target)
         if self._device.type != "cuda":
             self._time(step, spent)
         self._show()
@@ -134,6 +139,12 @@ class TrainingBar:
         if self._device.type == "cuda":
             return ""
         return " on the CPU" if torch.cuda.is_available() else " on the CPU; no GPU was found"
+
+
+def running(counts: Mapping[str, int], target: Shape) -> str:
+    """How much of a model runs: `6 of 12 layers, 9 of 12 heads`."""
+    of = {"size": (target.layers, "layers"), "heads": (target.heads, "heads"), "parts": (target.parts, "MLP parts")}
+    return ", ".join(f"{count} of {of[axis][0]} {of[axis][1]}" for axis, count in counts.items())
 
 
 def peak_memory(device: torch.device) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raptr.methods.axes import by_axis
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, nested
 from raptr.strict_yaml import parse_setting, read_yaml
@@ -21,6 +22,7 @@ def resolve(
 ) -> Config:
     """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set.
 
+    A list under `method.schedule` holds schedules by axis, `mlp=1-2-4`; axes that it does not name run whole.
     Where the folder of `model.start` is gone, the run in the folder `run` knows what it held.
     """
     settings: dict[str, Any] = {}
@@ -30,6 +32,9 @@ def resolve(
         settings = dict(RECIPES[recipe]())
     settings = merged(settings, _sections(file) if file else {})
     options = {name: value for name, value in given.items() if value is not None}
+    if isinstance(schedules := options.get("method.schedule"), list):
+        del options["method.schedule"]
+        options |= {f"method.{setting}": sizes for setting, sizes in by_axis(schedules).items()}
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
         options["method.name"] = method

@@ -145,19 +145,21 @@ def test_branch_scales_multiply_each_branch() -> None:
     x = model.embedding.norm(model.tokens(tokens) + model.embedding.positions.weight[:16])
     for layer in part.kept:
         s = part.scales[layer]
-        x = _layer(model, layer, x, s * 1.3, s * 0.8)
+        x = _layer(model, layer, x, s, s, heads=1.3, parts=0.8)
     assert_close(hidden(model, tokens, part), model.head.final_norm(x))
 
 
-def _layer(model: Bert, layer: int, x: Tensor, attention: float, mlp: float) -> Tensor:
-    """A pre-LN layer written out, each branch times a number."""
+def _layer(
+    model: Bert, layer: int, x: Tensor, attention: float, mlp: float, heads: float = 1.0, parts: float = 1.0
+) -> Tensor:
+    """A pre-LN layer written out, each branch times a number; what heads and parts give also times theirs."""
     block = model.blocks[layer]
     assert isinstance(block, Block)
     normed = block.attention_norm(x)
     q, k, v = block.qkv(normed).view(3, 16, 3, 4, 6).permute(2, 0, 3, 1, 4)
     weights = (q @ k.transpose(-1, -2) / 6**0.5).softmax(-1)
-    h: Tensor = x + attention * block.attention_out((weights @ v).transpose(1, 2).reshape(3, 16, 24))
-    out: Tensor = block.mlp_out(torch.nn.functional.gelu(block.mlp_in(block.mlp_norm(h))))
+    h: Tensor = x + attention * block.attention_out(heads * (weights @ v).transpose(1, 2).reshape(3, 16, 24))
+    out: Tensor = block.mlp_out(parts * torch.nn.functional.gelu(block.mlp_in(block.mlp_norm(h))))
     return h + mlp * out
 
 

@@ -28,7 +28,7 @@ from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import EPSILON, Bert, Block
 from raptr.models.export import Exporter, check
-from raptr.models.inputs import folded
+from raptr.models.inputs import Folded, folded
 from raptr.models.layout import split
 from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
@@ -165,20 +165,20 @@ def _pieces(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Piece]:
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        named |= _layer(f"{BODY}.encoder.layer.{place}", block, *folded(subnetwork, layer))
+        named |= _layer(f"{BODY}.encoder.layer.{place}", block, folded(subnetwork, layer))
     return named
 
 
-def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Piece]:
+def _layer(name: str, block: Block, scales: Folded) -> dict[str, Piece]:
     """The tensors of one layer, the scales of its branches folded into their last projections."""
     weights = split(block.qkv.weight.detach(), block.layout["qkv.weight"])
     biases = split(block.qkv.bias.detach(), block.layout["qkv.bias"])
     named = {
         **_pair(f"{name}.attention.LayerNorm", block.attention_norm),
-        **_pair(f"{name}.attention.output.dense", block.attention_out, attention_scale),
+        **_pair(f"{name}.attention.output.dense", block.attention_out, scales.attention, scales.bias),
         **_pair(f"{name}.intermediate.LayerNorm", block.mlp_norm),
         **_pair(f"{name}.intermediate.dense", block.mlp_in),
-        **_pair(f"{name}.output.dense", block.mlp_out, mlp_scale),
+        **_pair(f"{name}.output.dense", block.mlp_out, scales.mlp, scales.bias),
     }
     for part, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
         named[f"{name}.attention.self.{part}.weight"] = whole(weight)
@@ -186,9 +186,9 @@ def _layer(name: str, block: Block, attention_scale: float, mlp_scale: float) ->
     return named
 
 
-def _pair(name: str, module: nn.Linear | nn.LayerNorm, scale: float = 1.0) -> dict[str, Piece]:
-    """A module's weight and bias, scaled."""
-    return {f"{name}.weight": whole(module.weight, scale), f"{name}.bias": whole(module.bias, scale)}
+def _pair(name: str, module: nn.Linear | nn.LayerNorm, weight: float = 1.0, bias: float = 1.0) -> dict[str, Piece]:
+    """A module's weight and bias, each times its scale."""
+    return {f"{name}.weight": whole(module.weight, weight), f"{name}.bias": whole(module.bias, bias)}
 
 
 EXPORTER = Exporter(

@@ -53,10 +53,12 @@ class Block(nn.Module):
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
         """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
-        s, t = inputs.layer_scale, times(inputs.layer_scale, inputs.mlp_scale)
-        qkv, project = self.attention_weights(inputs)
-        mlp_in, mlp_out = self.mlp_weights(inputs)
-        project = _scaled(project, inputs.attention_scale)
+        s, branch = inputs.layer_scale, inputs.branch_scale
+        t = times(times(s, branch), inputs.part_scale)
+        qkv, (weight, bias) = self.attention_weights(inputs)
+        project = scaled(weight, times(branch, inputs.head_scale)), scaled(bias, branch)
+        mlp_in, (weight, bias) = self.mlp_weights(inputs)
+        mlp_out = weight, scaled(bias, times(s, branch))
         o_BSE = self_attention(self.attention_norm(x_BSD), *qkv, self.head_size, segments)
         if self.dropout.p == 0:
             y_BSD = residual_mlp(x_BSD, o_BSE, project, self.mlp_norm, mlp_in, mlp_out, s, t)
@@ -65,7 +67,7 @@ class Block(nn.Module):
         a_BSD: Tensor = self.dropout(F.linear(o_BSE, *project))
         h_BSD = x_BSD + a_BSD
         g_BSF = F.gelu(F.linear(self.mlp_norm(h_BSD), *mlp_in))
-        m_BSD: Tensor = self.dropout(F.linear(g_BSF, *_scaled(mlp_out, t)))
+        m_BSD: Tensor = self.dropout(F.linear(g_BSF, scaled(mlp_out[0], t), mlp_out[1]))
         return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
 
     def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
@@ -170,7 +172,3 @@ class Bert(Model):
         """Scores over the vocabulary at the masked positions, (B, M, V)."""
         x_ND = self.head.predictors(x_BSD, batch.positions_BM)
         return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.labels_BM.shape, -1)
-
-
-def _scaled(product: Product, scale: Tensor | None) -> Product:
-    return scaled(product[0], scale), scaled(product[1], scale)

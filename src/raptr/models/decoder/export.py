@@ -14,7 +14,7 @@ from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.decoder.model import Block, Decoder
 from raptr.models.export import Exporter, check
-from raptr.models.inputs import folded
+from raptr.models.inputs import Folded, folded
 from raptr.models.layout import split
 from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
@@ -114,12 +114,12 @@ def _pieces(model: Decoder, subnetwork: Subnetwork) -> dict[str, Piece]:
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        pieces = _layer(block, *folded(subnetwork, layer))
+        pieces = _layer(block, folded(subnetwork, layer))
         named |= {f"model.layers.{place}.{name}.weight": piece for name, piece in pieces.items()}
     return named
 
 
-def _layer(block: Block, attention_scale: float, mlp_scale: float) -> dict[str, Piece]:
+def _layer(block: Block, scales: Folded) -> dict[str, Piece]:
     """The tensors of one layer, the scales of its branches folded into their last projections."""
     cuts, groups, size = block.layout, block.heads, block.head_size
     qkv, out = block.qkv.weight.detach(), block.attention_out.weight.detach()
@@ -133,11 +133,11 @@ def _layer(block: Block, attention_scale: float, mlp_scale: float) -> dict[str, 
         "self_attn.q_proj": Piece(query_GRKD, (queries, width)),
         "self_attn.k_proj": whole(key),
         "self_attn.v_proj": whole(value),
-        "self_attn.o_proj": Piece(output_DGRK, (width, queries), attention_scale),
+        "self_attn.o_proj": Piece(output_DGRK, (width, queries), scales.attention),
         "post_attention_layernorm": whole(block.mlp_norm.weight),
         "mlp.gate_proj": whole(gate),
         "mlp.up_proj": whole(up),
-        "mlp.down_proj": whole(block.mlp_out.weight, mlp_scale),
+        "mlp.down_proj": whole(block.mlp_out.weight, scales.mlp),
     }
 
 

@@ -53,9 +53,10 @@ class Block(nn.Module):
         qkv, project, mlp_in, mlp_out = (
             of_running(self, f"{name}.weight", inputs) for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
         )
-        s, t = inputs.layer_scale, times(inputs.layer_scale, inputs.mlp_scale)
+        s, branch = inputs.layer_scale, inputs.branch_scale
+        t = times(times(s, branch), inputs.part_scale)
         o_BSE = self.attended(F.linear(normed(self.attention_norm, x_BSD), qkv), context)
-        a_BSD: Tensor = self.dropout(F.linear(o_BSE, scaled(project, inputs.attention_scale)))
+        a_BSD: Tensor = self.dropout(F.linear(o_BSE, scaled(project, times(branch, inputs.head_scale))))
         h_BSD = x_BSD + a_BSD
         activated_BSF = swiglu(F.linear(normed(self.mlp_norm, h_BSD), mlp_in))
         m_BSD: Tensor = self.dropout(F.linear(activated_BSF, scaled(mlp_out, t)))

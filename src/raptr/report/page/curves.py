@@ -10,7 +10,7 @@ import numpy as np
 from raptr.report.plots import smooth
 from raptr.report.runs import EvalRecord, Run, TrainRecord, labels
 from raptr.report.speed import stages
-from raptr.report.units import FLOP_PREFIXES, layers, scale, time_unit
+from raptr.report.units import FLOP_PREFIXES, scale, time_unit
 
 POINTS = 2000  # of a line, at most: a wide screen has no more pixels
 DIGITS = 6
@@ -55,7 +55,7 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "train": _line(run.train, trained),
                 "stages": [
                     {
-                        "text": layers(stage.size),
+                        "text": stage.running,
                         "step": end.step,
                         "flops": _number(end.flops),
                         "seconds": _number(end.seconds),

@@ -93,14 +93,14 @@ def _stages(runs: Sequence[Run]) -> dict[str, Any]:
                 [
                     {"text": name, "run": index},
                     str(stage.number),
-                    f"{stage.size:.3g}",
+                    stage.running,
                     {"text": short(speed), "run": index, "bar": speed / fastest} if speed else NONE,
                     NONE if stage.seconds_per_step is None else step_time(stage.seconds_per_step),
                     f"{stage.steps:,}",
                     str(stage.intervals),
                 ]
             )
-    headings = ["run", "stage", "layers", "tokens/s", "time per step", "steps", "intervals"]
+    headings = ["run", "stage", "runs", "tokens/s", "time per step", "steps", "intervals"]
     return _sheet(headings, [True, False, False, True, False, False, False], lines)
 
 

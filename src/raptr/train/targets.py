@@ -1,0 +1,147 @@
+"""Schedules that meet a target cost: `raptr plan --target-flops 0.67`.
+
+For each set of axes (depth, heads, mlp), every axis starts at the same share of its units and rises to all of them, by
+equal steps or by equal factors, in three or four stages, equal or proportional in length. Of those that cost no more
+than the target, the one nearest to it is taken: it drops the least. Costs are the whole model's FLOPs, relative to full
+training over as many steps.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations, product
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raptr.methods.axes import AXES
+from raptr.methods.raptr import RaPTr
+from raptr.subnetworks import Shape
+from raptr.subnetworks.schedule import LENGTHS
+from raptr.train.config import Config
+from raptr.train.plan import plan_run
+from raptr.train.progress import duration
+
+STAGES = (3, 4)
+UNITS = {"depth": "layers", "heads": "heads", "mlp": "parts"}  # the axis: its count in a Shape
+CHOSEN = ("schedule", "heads", "parts", "average")  # settings of the method that a target takes the place of
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule on some axes, what it costs, and how long the run takes here (None: not measured)."""
+
+    sizes: Mapping[str, str]  # by axis
+    lengths: str
+    layers_flops: float
+    model_flops: float
+    hours: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The schedules as the command line takes them."""
+        return " ".join(f"{axis}={sizes}" for axis, sizes in self.sizes.items())
+
+
+def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candidate]]:
+    """For each set of axes the schedule nearest to the target from below; and the cheapest of those that miss it."""
+    if config.method["name"] != RaPTr.name:
+        raise ValueError(f"--target-flops is {target:g} with method {config.method['name']}. Use raptr.")
+    for key in CHOSEN:
+        if config.method.get(key) is not None:
+            raise ValueError(f"--target-flops is {target:g} with method.{key}, which it chooses. Give one of them.")
+    if not 0 < target < 1:
+        raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
+    shape = config.model.build(config.data.vocabulary, config.data.length).shape
+    met, missed = [], []
+    for count in range(1, len(AXES) + 1):
+        for axes in combinations(AXES, count):
+            costs = [priced(config, sizes, lengths) for sizes, lengths in schedules(config, shape, axes)]
+            enough = [found for found in costs if found.model_flops <= target]
+            if enough:
+                met.append(max(enough, key=lambda found: found.model_flops))
+            elif costs:
+                missed.append(min(costs, key=lambda found: found.model_flops))
+    return sorted(met, key=lambda found: -found.model_flops), missed
+
+
+def schedules(config: Config, shape: Shape, axes: tuple[str, ...]) -> Iterator[tuple[dict[str, str], str]]:
+    """All sizes and lengths that are tried for a set of axes; on each axis the first stage is smaller than the last."""
+    units = {axis: getattr(shape, UNITS[axis]) for axis in axes}
+    least = {"depth": min(2, shape.layers), "heads": 1, "mlp": 1}  # the first and the last layer are fixed
+    lengths = config.method.get("lengths")
+    shares = sorted({first / count for axis, count in units.items() for first in range(least[axis], count)})
+    tried = set()
+    for share, stages, rising in product(shares, STAGES, (_evenly, _by_factors)):
+        starts = {axis: max(share * count, least[axis]) for axis, count in units.items()}
+        sizes = {axis: rising(starts[axis], count, stages) for axis, count in units.items()}
+        if all(row[0] < row[-1] for row in sizes.values()) and (key := tuple(sizes.values())) not in tried:
+            tried.add(key)
+            for kind in [lengths] if lengths else LENGTHS:
+                yield {axis: "-".join(map(str, row)) for axis, row in sizes.items()}, kind
+
+
+def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate:
+    """What a run with these schedules costs."""
+    planned = plan_run(scheduled(config, sizes, lengths))
+    return Candidate(sizes, lengths, planned.relative_layers, planned.relative_model)
+
+
+def scheduled(config: Config, sizes: Mapping[str, str], lengths: str) -> Config:
+    """The configuration with these schedules, and with the one idle policy that heads and MLP parts allow."""
+    settings = {AXES[axis]: text for axis, text in sizes.items()}
+    optimizer = replace(config.optimizer, idle="zero") if set(sizes) - {"depth"} else config.optimizer
+    return replace(config, method={**config.method, **settings, "lengths": lengths}, optimizer=optimizer)
+
+
+def show_targets(config: Config, target: float, *, timed: bool, as_json: bool) -> None:
+    """Print the schedules that meet the target, best first: the fastest where they were timed, else the nearest."""
+    met, missed = meeting(config, target)
+    if not met:
+        best = min(missed, key=lambda found: found.model_flops)
+        raise ValueError(
+            f"--target-flops is {target:g}, but no schedule of three or four stages costs so little. The cheapest is "
+            f"{best.text} with {best.lengths} stages, at {best.model_flops:.3f} of full training's FLOPs."
+        )
+    if timed:
+        from raptr.train.measure import measure  # imports the training loop, which a plan does not need
+
+        shown = Console(stderr=True)
+        times = [measure(scheduled(config, found.sizes, found.lengths), shown).hours for found in met]
+        met = [replace(found, hours=hours) for hours, found in sorted(zip(times, met, strict=True), key=lambda t: t[0])]
+    if as_json:
+        record: dict[str, Any] = {"target": target, "schedules": [asdict(found) for found in met]}
+        print(json.dumps({**record, "missed": [asdict(found) for found in missed]}, indent=2), flush=True)
+    else:
+        Console().print(targets_table(met, missed, target))
+
+
+def targets_table(met: list[Candidate], missed: list[Candidate], target: float) -> Table:
+    """The schedules for a terminal."""
+    timed = any(found.hours is not None for found in met)
+    table = Table(title=f"schedules with at most {target:g} of full training's FLOPs")
+    for column in ("schedule", "lengths", "layers' FLOPs", "model's FLOPs", *(["time"] if timed else [])):
+        table.add_column(column, justify="left" if column in ("schedule", "lengths") else "right")
+    for found in met:
+        time = [duration(found.hours * 3600)] if found.hours is not None else []
+        table.add_row(found.text, found.lengths, f"{found.layers_flops:.3f}", f"{found.model_flops:.3f}", *time)
+    rule = "The fastest first" if timed else "The nearest to the target first"
+    table.caption = (
+        f"{rule}. Use one with raptr pretrain --schedule AXIS=SIZES, once for each axis, and --lengths; heads and mlp "
+        "also need --set optimizer.idle=zero."
+    )
+    if missed:
+        names = ", ".join(f"{' and '.join(found.sizes)} ({found.model_flops:.3f})" for found in missed)
+        table.caption += f" Not below the target: {names}."
+    return table
+
+
+def _evenly(first: float, last: int, stages: int) -> tuple[int, ...]:
+    """Sizes that rise by equal steps, halves rounded up."""
+    return tuple(int(first + (last - first) * stage / (stages - 1) + 0.5) for stage in range(stages))
+
+
+def _by_factors(first: float, last: int, stages: int) -> tuple[int, ...]:
+    """Sizes that rise by equal factors, as 1-2-4 does, halves rounded up."""
+    return tuple(int(first * (last / first) ** (stage / (stages - 1)) + 0.5) for stage in range(stages))
