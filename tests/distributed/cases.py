@@ -15,6 +15,14 @@ CASES: dict[str, dict[str, Any]] = {
         "train": {"accumulate": 2},
     },
     "bert, stacking, recomputed": {"method": {"name": "stacking", "schedule": "2-3-4"}, "train": {"recompute": True}},
+    "bert, muon": {"method": RAPTR, "optimizer": {"name": "muon"}, "train": {"steps": 12}},
+    "decoder, adafactor": {
+        "method": RAPTR,
+        "optimizer": {"name": "adafactor"},
+        "model": {"width": 128, "head_size": 32, "mlp": 132},  # some matrices are large enough to be factored
+        "train": {"steps": 6, "checkpoint_every": 3},
+    },
+    "bert, gather": {"method": RAPTR, "train": {"execution": "gather", "accumulate": 2, "steps": 12}},
     "decoder, heads and parts": {
         "method": {**RAPTR, "heads": "2-3-4", "parts": "1-2-4"},
         "optimizer": {"idle": "zero"},
@@ -36,7 +44,15 @@ def config(case: str, folder: Path, engine: str | None = None, **train: Any) -> 
     settings |= {"device": "cpu", "tracker": "none", "parallel": engine, **sections.get("train", {}), **train}
     return Config.read(
         {
-            "model": {"family": family, "layers": 4, "width": 16, "heads": 4, "head_size": 4, "mlp": 20},
+            "model": {
+                "family": family,
+                "layers": 4,
+                "width": 16,
+                "heads": 4,
+                "head_size": 4,
+                "mlp": 20,
+                **sections.get("model", {}),
+            },
             "method": sections["method"],
             "data": {"source": str(folder / family), "length": 16, "vocabulary": 600},
             "optimizer": {"peak": 0.01, "warmup": 3, "clip": 0.5, **sections.get("optimizer", {})},

@@ -10,11 +10,11 @@ of it, and a process that does not answer is noticed there after `timeout` secon
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import count
+from itertools import accumulate, count
 from typing import Literal, TypeVar, final
 
 import torch
@@ -29,6 +29,7 @@ from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 T = TypeVar("T")
 Engine = Literal["ddp", "fsdp", "hsdp"]
 TIMEOUT = 600.0  # seconds
+BUCKET = 1 << 25  # numbers that are added up in one message
 JOINS = count()  # how often this process has joined the others
 PATIENCE = timedelta(hours=4)  # for what only one process does: reading all of the data, writing a checkpoint
 
@@ -43,6 +44,11 @@ class Processes:
     here: int = 1  # processes on this machine
     control: dist.ProcessGroup | None = None
     mesh: DeviceMesh | None = None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process has the whole of the weights."""
+        return self.mesh is not None and self.mesh.size(self.mesh.ndim - 1) > 1
 
     @property
     def first(self) -> bool:
@@ -83,6 +89,20 @@ class Processes:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of everybody's tensor."""
         return tensor if self.control is None else self.sum(tensor) / self.size
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one precision by their means over the processes."""
+        while self.control is not None and tensors:
+            sizes = accumulate(tensor.numel() for tensor in tensors)
+            some = max(1, sum(size <= BUCKET for size in sizes))
+            flat = torch.cat([tensor.flatten() for tensor in tensors[:some]])
+            dist.all_reduce(flat)
+            flat /= self.size
+            means = torch.split(flat, [tensor.numel() for tensor in tensors[:some]])
+            torch._foreach_copy_(
+                list(tensors[:some]), [mean.view_as(old) for mean, old in zip(means, tensors, strict=False)]
+            )
+            tensors = tensors[some:]
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set anywhere."""

@@ -60,6 +60,7 @@ class TrainSettings:
     deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
     recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
     parallel: Engine | None = field(default=None, metadata=FREE)  # of many processes: docs/distributed.md; None: ddp
+    reduce: Literal["float32", "bfloat16"] = field(default="float32", metadata=FREE)  # sums of gradients between them
     shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
     timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
@@ -149,7 +150,7 @@ class TrainSettings:
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
     def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> Literal["skip", "gather"]:
-        """The execution's form; with `segments` attention stays inside documents, `sharded` are weights of FSDP2."""
+        """The execution's form; with `segments` attention stays inside documents, `sharded` are fsdp's weights."""
         if self.execution != "auto":
             return self.execution
         fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments or sharded)
@@ -256,15 +257,13 @@ class Config:
         return self.objective.targets(self.data.length)
 
     def check_processes(self, count: int, *, sharded: bool) -> None:
-        """Refuse a batch that so many processes cannot share evenly, and what FSDP2's weights do not allow."""
+        """Refuse a batch that so many processes cannot share evenly, and what weights in shards do not allow."""
         settings = self.train
-        if sharded and self.optimizer.name != "adamw":
-            raise ValueError(
-                f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
-                "the weights lie on all of them. Use adamw."
-            )
         if sharded and settings.execution == "gather":
-            raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
+            raise ValueError(
+                f"train.execution is gather with train.parallel {settings.parallel}, whose weights are in shards. "
+                "Use auto or skip, or train.parallel ddp."
+            )
         if settings.batch % (settings.accumulate * count):
             raise ValueError(
                 f"train.batch is {settings.batch}; with {count} processes and train.accumulate {settings.accumulate} a "

@@ -22,11 +22,11 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
-from raptr.distributed.sharding import fill, is_sharded, shard
+from raptr.distributed.processes import Processes
+from raptr.distributed.sharding import is_sharded, local, part, shard
 from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
@@ -46,14 +46,20 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def build_model(dimensions: ModelConfig, seed: int, device: torch.device, mesh: DeviceMesh | None) -> Model:
-    """The model with its initial weights; on a mesh, each process makes its own part of them only."""
-    if mesh is None:
+def build_model(
+    dimensions: ModelConfig, settings: TrainSettings, device: torch.device, processes: Processes, *, segments: bool
+) -> Model:
+    """The model with its initial weights; where they lie on several processes, each makes its own part only.
+
+    For `gather` every process has plain weights: a graph of all kernels can send nothing.
+    """
+    seed, mesh = settings.seed, processes.mesh
+    if mesh is None or settings.form(device, segments, sharded=processes.sharded) == "gather":
         return dimensions.build(seed).to(device)
     with torch.device("meta"):
         model = dimensions.build(seed)
     assert not list(model.buffers()), "to_empty would leave them without values"
-    shard(model, model.blocks, mesh, "losses")
+    shard(model, model.blocks, mesh, "losses", reduce=torch.bfloat16 if settings.reduce == "bfloat16" else None)
     model.to_empty(device=device)
     model.initialise(seed)
     return model
@@ -69,13 +75,13 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
     load(whole)
     with torch.no_grad():
         for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
-            fill(mine, other)
+            local(mine)[0].copy_(part(other, mine))
 
 
 def make_execution(
     model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False, sharded: bool = False
 ) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: on a mesh."""
+    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: weights do."""
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
     form = settings.form(device, segments, sharded=sharded)

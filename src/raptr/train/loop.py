@@ -34,7 +34,7 @@ from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
 from raptr.data.store import TOKENIZER
 from raptr.distributed.processes import ALONE, Agreement, Processes, joined, named
-from raptr.distributed.sharding import reduce_now
+from raptr.distributed.sharding import reduce_now, reduce_rest
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
@@ -159,7 +159,7 @@ class Trainer:
         processes: Processes = ALONE,
     ) -> None:
         self.config, self.folder, self.store, self.device, self.processes = config, folder, store, device, processes
-        config.check_processes(processes.size, sharded=processes.mesh is not None)
+        config.check_processes(processes.size, sharded=processes.sharded)
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
@@ -177,10 +177,10 @@ class Trainer:
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        settings, isolate = self.config.train, self.config.data.isolate_documents
-        self.model = build_model(self.dimensions.resized(shape), settings.seed, self.device, self.processes.mesh)
+        settings, isolate, processes = self.config.train, self.config.data.isolate_documents, self.processes
+        dimensions, sharded = self.dimensions.resized(shape), processes.sharded
+        self.model = build_model(dimensions, settings, self.device, processes, segments=isolate)
         self.parameters = list(self.model.parameters())
-        sharded = self.processes.mesh is not None
         self.execution = make_execution(self.model, settings, self.device, segments=isolate, sharded=sharded)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
 
@@ -309,6 +309,7 @@ class Trainer:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, share) >> 1)
             reduce_now(self.model, micro == settings.accumulate - 1)
             losses.append(self.execution.backward(self.batch(self.step, share), subnetwork))
+        reduce_rest(self.model, processes)
         return processes.mean(torch.stack(losses).sum())
 
     def batch(self, step: int, share: int = 0) -> Batch:
