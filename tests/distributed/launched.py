@@ -15,13 +15,20 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from safetensors.torch import save_file
 
 from raptr.distributed.processes import joined
 from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.loop import Trainer, pretrain
 from tests.distributed.cases import config
+from tests.distributed.own_loop import trained
 
+KINDS = {  # what torch calls them, in different versions
+    "reduced": {"all_reduce"},
+    "gathered": {"all_gather_into_tensor", "all_gather_single"},
+    "scattered": {"reduce_scatter_tensor", "reduce_scatter_single"},
+}
 QUIET = Console(quiet=True)
 
 
@@ -45,11 +52,12 @@ def counted(chosen: Config, run: Path) -> list[dict[str, int]]:
         steps.append({"layers": subnetwork.size, **sent})
         return result
 
-    whole, kinds = Trainer.optimize, ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    whole = Trainer.optimize
     with ExitStack() as patches:
         patches.enter_context(patch.object(Trainer, "optimize", optimize))
-        for kind in kinds:
-            patches.enter_context(patch.object(dist, kind, by_name(counting(kind, getattr(dist, kind)))))
+        for kind, names in KINDS.items():
+            for name in names & vars(dist).keys():
+                patches.enter_context(patch.object(dist, name, by_name(counting(kind, getattr(dist, name)))))
         pretrain(chosen, run, console=QUIET)
     return steps
 
@@ -70,6 +78,11 @@ def main(folder: Path, jobs: Path) -> None:
     torch.set_default_dtype(torch.float64)
     with joined():
         for job in json.loads(jobs.read_text()):
+            if "own" in job:
+                weights = trained(job["own"])
+                if dist.get_rank() == 0:
+                    save_file(weights, folder / f"{job['own']}.safetensors")
+                continue
             if "bytes" in job:
                 chosen = config(job["case"], folder, job["engine"], steps=9, checkpoint_every=9)
                 (folder / job["bytes"]).write_text(json.dumps(counted(chosen, folder / job["run"])))

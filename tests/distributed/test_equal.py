@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from raptr.data import TokenStore
 from raptr.train import checkpoint
@@ -17,10 +20,13 @@ from raptr.train.loading import load_model
 from raptr.train.loop import pretrain
 from tests.distributed.cases import CASES, config
 from tests.distributed.launching import launch
+from tests.distributed.own_loop import WAYS, trained
 from tests.train.legs import records
 
 QUIET = Console(quiet=True)
+DDP = signature(DistributedDataParallel.__init__).parameters
 SOME = ["decoder, raptr, zero, accumulated", "bert, stacking, recomputed"]
+OWN = [way for way in WAYS if "running" not in way or "skip_all_reduce_unused_params" in DDP]
 JOBS: dict[int, list[dict[str, Any]]] = {
     4: [
         *({"case": case, "engine": "hsdp", "run": f"hsdp-4/{case}", "train": {"shards": 2}} for case in SOME),
@@ -32,6 +38,7 @@ JOBS: dict[int, list[dict[str, Any]]] = {
         *({"case": case, "engine": "ddp", "run": f"ddp-2/{case}"} for case in [*SOME, "bert, muon", "bert, gather"]),
         *({"case": case, "engine": "fsdp", "run": f"fsdp-2/{case}"} for case in CASES if case != "bert, gather"),
         *({"case": "bert, raptr", "engine": e, "run": f"counted-{e}", "bytes": f"{e}.json"} for e in ("ddp", "fsdp")),
+        *({"own": way, "run": ""} for way in OWN),
         {"case": "bert, raptr", "engine": "ddp", "run": "elastic", "until": 20},
         {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 30, "train": {"accumulate": 2}},
     ],
@@ -123,7 +130,14 @@ def test_only_layers_that_run_are_communicated(folder: Path, engine: str, shards
     for step in steps:
         active, loss = step.pop("layers") * layer, 8
         if engine == "ddp":
-            assert step == {"all_reduce": active + ends + loss}
+            assert step == {"reduced": active + ends + loss}
         else:  # gathered before the forward and again before the backward pass; the ends only once
-            gathered = {"all_gather_into_tensor": 2 * active + ends}
-            assert step == {**gathered, "reduce_scatter_tensor": active + ends, "all_reduce": loss}
+            assert step == {"gathered": 2 * active + ends, "scattered": active + ends, "reduced": loss}
+
+
+@pytest.mark.parametrize("way", OWN)
+def test_a_loop_of_ones_own_trains_what_one_process_does(folder: Path, way: str) -> None:
+    expected, found = trained(None), load_file(folder / f"{way}.safetensors")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)

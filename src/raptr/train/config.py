@@ -21,7 +21,8 @@ from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
-Form = Literal["auto", "skip", "gather"]
+DecidedForm = Literal["skip", "gather", "shared"]
+Form = Literal["auto", DecidedForm]
 NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
 MOST = 2**31  # more is a slip, and would overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
@@ -149,7 +150,7 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> Literal["skip", "gather"]:
+    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> DecidedForm:
         """The execution's form; with `segments` attention stays inside documents, `sharded` are fsdp's weights."""
         if self.execution != "auto":
             return self.execution
@@ -259,10 +260,10 @@ class Config:
     def check_processes(self, count: int, *, sharded: bool) -> None:
         """Refuse a batch that so many processes cannot share evenly, and what weights in shards do not allow."""
         settings = self.train
-        if sharded and settings.execution == "gather":
+        if sharded and settings.execution in ("gather", "shared"):
             raise ValueError(
-                f"train.execution is gather with train.parallel {settings.parallel}, whose weights are in shards. "
-                "Use auto or skip, or train.parallel ddp."
+                f"train.execution is {settings.execution} with train.parallel {settings.parallel}, whose weights are "
+                "in shards. Use auto or skip, or train.parallel ddp."
             )
         if settings.batch % (settings.accumulate * count):
             raise ValueError(

@@ -1,9 +1,10 @@
-"""How a step's forward and backward pass run on the device: in two forms, which give the same up to rounding.
+"""How a step's forward and backward pass run on the device: in forms that give the same up to rounding.
 
 `skip` calls the layers that run, one after the other, and leaves the others out. `gather` copies the weights of the
 k layers that run into k slots and runs those, so that every subset of one size is one and the same chain of
 operations: on a GPU it is captured once as a CUDA graph and replayed, and a step no longer waits for Python to
-launch its kernels. The gradients of the slots are the gradients of the layers.
+launch its kernels. The gradients of the slots are the gradients of the layers. `shared`, the paper's own form, makes
+the k layers by linear combinations of all.
 
 The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
 
@@ -18,10 +19,12 @@ blocks share one compiled code, in every model of the process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
@@ -51,10 +54,11 @@ def build_model(
 ) -> Model:
     """The model with its initial weights; where they lie on several processes, each makes its own part only.
 
-    For `gather` every process has plain weights: a graph of all kernels can send nothing.
+    For `gather` and `shared` every process has plain weights: a graph of all kernels can send nothing, and a sum over
+    all layers needs all of them.
     """
     seed, mesh = settings.seed, processes.mesh
-    if mesh is None or settings.form(device, segments, sharded=processes.sharded) == "gather":
+    if mesh is None or settings.form(device, segments, sharded=processes.sharded) != "skip":
         return dimensions.build(seed).to(device)
     with torch.device("meta"):
         model = dimensions.build(seed)
@@ -79,12 +83,23 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
 
 
 def make_execution(
-    model: Model, settings: TrainSettings, device: torch.device, *, segments: bool = False, sharded: bool = False
+    model: Model,
+    settings: TrainSettings,
+    device: torch.device,
+    *,
+    segments: bool = False,
+    sharded: bool = False,
+    groups: int = 1,
 ) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: weights do."""
+    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: weights do.
+
+    `groups` is the number of groups of layers from which a method draws equally many.
+    """
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
     form = settings.form(device, segments, sharded=sharded)
+    if form == "shared":
+        return Shared(forward, groups)
     return Gather(forward) if form == "gather" else Skip(forward)
 
 
@@ -103,7 +118,7 @@ class _Forward:
             for module in modules:
                 module.compile(fullgraph=True, dynamic=False)
 
-    def __call__(self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs]) -> Tensor:
+    def __call__(self, batch: Batch, blocks: Sequence[Callable[..., Tensor]], given: Sequence[BlockInputs]) -> Tensor:
         inputs = Inputs(tuple(range(len(given))), given, self.stream)
         run: list[Callable[..., Tensor]] = list(blocks)
         if self.settings.recompute:
@@ -131,6 +146,57 @@ class Skip(Execution):
         loss = forward(batch.to(forward.device), blocks, forward.model.inputs(subnetwork).blocks)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+@final
+class Shared(Execution):
+    """The paper's own form: k layers whose weights are linear combinations of all layers', or of their group's.
+
+    Coefficients are 1 for the layer that runs in a place and 0 for the others, so losses and gradients are those of
+    `skip`; what it costs more are the products of coefficients and weights. It is here to be measured.
+    """
+
+    def __init__(self, forward: _Forward, groups: int) -> None:
+        self._forward, self._groups = forward, groups
+        with torch.device("meta"):
+            self._form = forward.model.new_block().train(forward.model.training)
+
+    def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
+        forward, blocks = self._forward, self._forward.model.blocks
+        shared = self._combined(subnetwork)
+        run = [partial(_called_with, self._form, weights) for weights in shared]
+        loss = forward(batch.to(forward.device), run, forward.model.inputs(subnetwork).blocks)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for layer in set(range(subnetwork.layers)) - set(subnetwork.kept):
+            blocks[layer].zero_grad()  # zeros; what an idle layer gets is the policy's affair
+        return loss.detach()
+
+    def _combined(self, subnetwork: Subnetwork) -> list[dict[str, Tensor]]:
+        """The weights of each place, by name."""
+        layers, kept = subnetwork.layers, subnetwork.kept
+        groups = self._groups if layers % self._groups == 0 and len(kept) % self._groups == 0 else 1
+        members, places = layers // groups, len(kept) // groups
+        result: list[dict[str, Tensor]] = [{} for _ in kept]
+        every = [dict(block.named_parameters()) for block in self._forward.model.blocks]
+        for name, like in every[0].items():
+            for group in range(groups):
+                first = group * members
+                running = kept[group * places : (group + 1) * places]
+                assert all(first <= layer < first + members for layer in running), "a layer runs outside its group"
+                chosen = torch.tensor([layer - first for layer in running], dtype=torch.int64, device=like.device)
+                coefficients_KL = F.one_hot(chosen, members).to(like.dtype)
+                stacked = torch.stack([every[layer][name] for layer in range(first, first + members)])
+                combined = (coefficients_KL @ stacked.flatten(1)).view(len(running), *like.shape)
+                for place, weight in enumerate(combined, start=group * places):
+                    result[place][name] = weight
+        return result
+
+
+def _called_with(block: nn.Module, weights: dict[str, Tensor], *given: Any) -> Tensor:
+    """A block, run with other weights than its own."""
+    result: Tensor = functional_call(block, weights, given)
+    return result
 
 
 @final

@@ -178,10 +178,10 @@ class Trainer:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
         settings, isolate, processes = self.config.train, self.config.data.isolate_documents, self.processes
-        dimensions, sharded = self.dimensions.resized(shape), processes.sharded
-        self.model = build_model(dimensions, settings, self.device, processes, segments=isolate)
+        self.model = build_model(self.dimensions.resized(shape), settings, self.device, processes, segments=isolate)
         self.parameters = list(self.model.parameters())
-        self.execution = make_execution(self.model, settings, self.device, segments=isolate, sharded=sharded)
+        how = {"segments": isolate, "sharded": processes.sharded, "groups": self.method.settings().get("groups", 1)}
+        self.execution = make_execution(self.model, settings, self.device, **how)
         self.optimizer = make_optimizer(self.config.optimizer, self.model)
 
     def grow(self, shape: Shape) -> None:
