@@ -14,7 +14,7 @@ from raptr.distributed.sharding import whole
 LAYERS, STEPS, ROWS = 4, 9, 8
 WAYS: dict[str, dict[str, Any]] = {
     "ddp": {"find_unused_parameters": True},
-    "ddp, running layers only": {"skip_all_reduce_unused_params": True},  # torch 2.13
+    "ddp, running layers only": {"find_unused_parameters": True, "skip_all_reduce_unused_params": True},  # torch 2.13
     "fully_shard": {},
 }
 
