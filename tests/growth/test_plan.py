@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raptr.growth import Growth, Rule, centred, inserted, repeated, stacked
+from raptr.growth import Growth, Rule, added, centred, inserted, repeated, stacked
 
 WHERE: dict[str, Any] = {"layers": "blocks", "outputs": ("attention_out", "mlp_out")}
 
@@ -71,6 +71,18 @@ def test_new_layers_are_those_that_were_not_there() -> None:
 def test_no_layer_is_lost_or_moved_past_another(sources: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError, match="drops layers, or changes their order"):
         Growth(sources)
+
+
+def test_units_are_added_after_those_there_are() -> None:
+    assert added(2, 5) == (0, 1, None, None, None)
+    assert added(3, 3) is None
+
+
+@pytest.mark.parametrize("units", [(1, 0), (0, 0), (0, 2), (1,), (None, 1)])
+@pytest.mark.parametrize("axis", ["heads", "parts"])
+def test_no_unit_is_lost_repeated_or_moved_past_another(axis: str, units: tuple[int | None, ...]) -> None:
+    with pytest.raises(AssertionError, match="drops units"):
+        Growth((0,), **{axis: units})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,19 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "midas": [{}, {"schedule": "1-2-5-6", "lengths": "proportional", "moments": "zero"}],
     "one-layer": [{}, {"growth_at": 0.1, "moments": "zero"}, {"lengths": "proportional"}],
     "lemon": [{}, {"schedule": "4-4-6", "init": "zero"}],
-    "msg": [{}, {"schedule": "3-6", "mask_steps": 1999}, {"mask_steps": 0, "moments": "copy"}],
-    "msg-interpolation": [{}, {"schedule": "2-6", "average": 5, "mask_steps": 1}],
+    "msg": [
+        {},
+        {"schedule": "3-6", "mask_steps": 1999},
+        {"mask_steps": 0, "moments": "copy"},
+        {"heads": "2-3-4"},
+        {"parts": "1-2-4", "lengths": "proportional", "mask_steps": 0},
+        {"schedule": "3-4-4-6", "heads": "2-2-4-4", "parts": "1-1-2-4", "mask_steps": 10, "moments": "reset"},
+    ],
+    "msg-interpolation": [
+        {},
+        {"schedule": "2-6", "average": 5, "mask_steps": 1},
+        {"schedule": "2-6-6", "heads": "3-4-4", "parts": "1-1-4"},
+    ],
 }
 
 
@@ -98,15 +109,15 @@ def test_each_layer_runs_as_often_as_promised(name: str, settings: dict[str, Any
     method = make(name, settings)
     for phase in method.phases():
         steps = range(phase.start, phase.stop)
-        drawn = [method.subnetwork(step) for step in steps]
+        drawn, shape = [method.subnetwork(step) for step in steps], method.shape(phase.start)
         for layer, promised in enumerate(phase.keep):
             runs = sum(subnetwork.scales[layer] != 0 for subnetwork in drawn)
             spread = math.sqrt(len(steps) * promised * (1 - promised))
             assert abs(runs - len(steps) * promised) <= 4.5 * spread + 1e-6
         for subnetwork in drawn[::50]:
             for layer in subnetwork.kept:
-                assert len(subnetwork.heads[layer] if subnetwork.heads else range(SHAPE.heads)) == phase.heads
-                assert len(subnetwork.parts[layer] if subnetwork.parts else range(SHAPE.parts)) == phase.parts
+                assert len(subnetwork.heads[layer] if subnetwork.heads else range(shape.heads)) == phase.heads
+                assert len(subnetwork.parts[layer] if subnetwork.parts else range(shape.parts)) == phase.parts
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
@@ -117,7 +128,8 @@ def test_the_full_network_trains_in_the_last_stage(name: str, settings: dict[str
     full = [method.subnetwork(step).scales == (1.0,) * SHAPE.layers for step in range(start, STEPS)]
     if method.ends_full:
         assert all(full)
-        assert method.subnetwork(STEPS - 1).heads is None
+        last = method.subnetwork(STEPS - 1)
+        assert (last.heads, last.parts, last.head_gates, last.part_gates) == (None,) * 4
         assert method.evaluated(STEPS).scales == (1.0,) * SHAPE.layers
     else:
         assert not all(full)
@@ -143,11 +155,13 @@ def test_the_shape_is_that_of_the_stage(name: str, settings: dict[str, Any]) -> 
     method = make(name, settings)
     for phase in method.phases():
         for step in (phase.start, phase.stop - 1):
-            assert method.shape(step) == replace(SHAPE, layers=len(phase.keep))
+            assert method.shape(step) == Shape(len(phase.keep), phase.heads, phase.parts)
             assert method.subnetwork(step).layers == len(phase.keep)
             assert method.evaluated(step + 1) == method.subnetwork(step)  # and not yet what the next step runs
     sizes = [len(phase.keep) for phase in method.phases()]
     assert sizes == sorted(sizes)
+    assert [phase.heads for phase in method.phases()] == sorted(phase.heads for phase in method.phases())
+    assert [phase.parts for phase in method.phases()] == sorted(phase.parts for phase in method.phases())
     assert method.evaluated(0) == method.subnetwork(0) == Subnetwork.full(sizes[0])
 
 
@@ -162,6 +176,8 @@ def test_each_growth_has_a_plan(name: str, settings: dict[str, Any]) -> None:
         assert len(plan.sources) == new.layers
         assert len(plan.new) == new.layers - old.layers
         assert set(plan.sources) == set(range(old.layers))
+        for units, had, has in ((plan.heads, old.heads, new.heads), (plan.parts, old.parts, new.parts)):
+            assert units == (None if had == has else (*range(had), *[None] * (has - had)))
         assert plan.moments == method.settings()["moments"]
     for wrong in (SHAPE, replace(SHAPE, layers=5), replace(SHAPE, layers=7, heads=5)):
         with pytest.raises(ValueError, match=f"{name} .*grow"):
@@ -257,7 +273,7 @@ def test_layers_chosen_by_hand_are_scaled_as_in_training(name: str, settings: di
     for step in range(0, STEPS, 61):
         ran = method.subnetwork(step)
         chosen = method.trained(tuple(scale != 0 for scale in ran.scales), step + 1)
-        assert chosen.scales == ran.scales
+        assert (chosen.scales, chosen.head_gates, chosen.part_gates) == (ran.scales, ran.head_gates, ran.part_gates)
         assert chosen.scaled == ran.scaled or set(ran.scales) <= {0, 1}
     with pytest.raises(ValueError, match=r"kept has 7 .* 6"):
         method.trained((True,) * 7, STEPS)

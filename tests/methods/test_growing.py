@@ -163,6 +163,64 @@ def test_msg_fades_new_layers_in() -> None:
     assert {method.subnetwork(step).scaled for step in (99, 101)} == {"layer"}
 
 
+def test_msg_fades_new_heads_and_parts_in() -> None:
+    method = make("msg", heads="6-9-12", parts="1-1-4", steps=300, mask_steps=4)
+    shapes = {step: method.shape(step) for step in (0, 99, 100, 199, 200, 299)}
+    assert list(shapes.values()) == [
+        Shape(12, *counts) for counts in ((6, 1), (6, 1), (9, 1), (9, 1), (12, 4), (12, 4))
+    ]
+    for step in (0, 99, 104, 199, 204, 299):
+        assert method.subnetwork(step) == Subnetwork.full(12)
+    for passed, gate in enumerate((0.0, 0.25, 0.5, 0.75)):
+        heads = Subnetwork((1.0,) * 12, head_gates=(1.0,) * 6 + (gate,) * 3)
+        assert method.subnetwork(100 + passed) == method.evaluated(101 + passed) == heads
+        both = Subnetwork((1.0,) * 12, head_gates=(1.0,) * 9 + (gate,) * 3, part_gates=(1.0,) + (gate,) * 3)
+        assert method.subnetwork(200 + passed) == both
+    assert method.evaluated(100) == Subnetwork.full(12)  # the growth comes after
+    assert method.growth(shapes[99], shapes[100]).heads == (0, 1, 2, 3, 4, 5, None, None, None)
+    assert method.growth(shapes[99], shapes[100]).parts is None
+    assert [phase.size for phase in method.phases()] == [12, 12, 12]  # a unit under a gate of 0 runs
+
+
+def test_msg_fades_layers_heads_and_parts_in_together() -> None:
+    method = make("msg-interpolation", schedule="11-12", heads="6-12", parts="2-4", steps=300, mask_steps=4)
+    assert method.subnetwork(149) == Subnetwork.full(11)
+    faded = Subnetwork((1.0,) * 11 + (0.5,), head_gates=(1.0,) * 6 + (0.5,) * 6, part_gates=(1.0, 1.0, 0.5, 0.5))
+    assert method.subnetwork(152) == faded
+    assert method.drawn(12, 0, 153) == faded
+    assert method.growth(Shape(11, 6, 2), Shape(12, 12, 4)).sources == (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10)
+    assert method.phases()[1].size == pytest.approx(12 - 1 / 150)
+
+
+@pytest.mark.parametrize("name", ["msg", "msg-interpolation"])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"heads": "6-9"}, "heads is '6-9'.*12"),
+        ({"heads": "9-6-12"}, "heads is '9-6-12'.*12"),
+        ({"parts": "0-4"}, "parts is '0-4'.*4"),
+        ({"parts": "1-2-8"}, "parts is '1-2-8'.*4"),
+        ({"schedule": "6-12", "heads": "6-9-12"}, "heads is '6-9-12'.*2 stages.*6-12"),
+        ({"parts": "1-4", "heads": "6-9-12"}, "parts is '1-4'.*3 stages"),
+        ({"heads": "six"}, "heads is 'six'.*hyphens"),
+        ({"schedule": "12-12", "parts": "1;4"}, "parts is '1;4'.*hyphens"),
+        ({"heads": 12}, "heads is 12.*text"),
+        ({"heads": "6-12", "mask_steps": 500}, "mask_steps is 500.* 0 to 499"),
+    ],
+)
+def test_msg_refuses_heads_and_parts(name: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make(name, **settings)
+
+
+def test_msg_never_shrinks_or_grows_past_the_model() -> None:
+    method = make("msg", heads="6-12")
+    assert method.growth(Shape(12, 6, 4), Shape(12, 12, 4)).new == ()
+    for new in (Shape(12, 6, 4), Shape(12, 5, 4), Shape(12, 13, 4), Shape(12, 12, 3), Shape(12, 12, 5)):
+        with pytest.raises(ValueError, match=r"msg .*grow"):
+            method.growth(Shape(12, 6, 4), new)
+
+
 def test_msg_promises_what_its_gates_cost() -> None:
     method = make("msg", schedule="6-12", steps=300)
     assert method.settings()["mask_steps"] == 15

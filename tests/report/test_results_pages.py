@@ -17,7 +17,7 @@ def test_the_tables_of_a_page_are_those_of_its_records(page: Page) -> None:
 
 def test_figures_are_drawn_from_the_records() -> None:
     drawn = [name for page in redraw.PAGES for name, draw in page.figures.items() if draw(redraw.records(page))]
-    assert {"boolean.png", "linear.png", "polynomial-length-small.png"} <= set(drawn)
+    assert {"boolean.png", "linear.png", "polynomial-length.png", "polynomial-length-small.png"} <= set(drawn)
     for name in drawn:
         assert (redraw.RESULTS / name).exists()
 

@@ -19,7 +19,9 @@ from raptr.studies import polynomial
 from raptr.studies.contract import conduct
 from raptr.studies.polynomial import METHODS, POLYNOMIAL, SMALL, Job, Setting, method_of, train
 from raptr.studies.polynomial_target import INPUTS, Evaluation, Points, Target
-from raptr.studies.residual_mlp import AHEAD, Networks, Training
+from raptr.studies.residual_mlp import Networks
+from raptr.studies.residual_mlp_step import MOMENTS, FusedStep, PlainStep
+from raptr.studies.residual_mlp_training import AHEAD, Training
 from raptr.train.idle import idle
 
 QUIET = Console(quiet=True)
@@ -113,6 +115,30 @@ def test_joint_training_equals_plain_training_with_skipped_layers() -> None:
         assert (skipped == 0) == (part.method == "full")
 
 
+def test_the_step_for_a_gpu_is_the_plain_step() -> None:
+    seeds, steps = [4, 5, 4], 6
+    rates = torch.linspace(1e-3, 2e-2, steps, dtype=torch.float64)[:, None] * torch.tensor([1.0, 2.0, 3.0])
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    given = [(drawn(3, 16, 6), drawn(3, 16), drawn(3, 4).relu()) for _ in range(steps)]
+    one, other = (Networks(TOY.size, seeds, device="cpu", dtype=torch.float64) for _ in range(2))
+    plain, fused = PlainStep(one, rates), FusedStep(other, rates)
+    for step, batch in enumerate(given):
+        if step == 3:  # goes on from a state
+            moments = fused.moments()
+            fused = FusedStep(other, rates)
+            fused.load(moments, step)
+        plain(torch.tensor([step]), *batch)
+        fused(torch.tensor([step]), *batch)
+        assert torch.allclose(one.flat_RP, other.flat_RP, rtol=1e-10, atol=1e-13)
+        for name in MOMENTS:
+            assert torch.allclose(plain.moments()[name], fused.moments()[name], rtol=1e-10, atol=1e-16)
+    assert all((factors == 0).any() for _, _, factors in given)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: replays a captured step")
 def test_captured_steps_equal_plain_ones() -> None:
     setting = replace(TOY, steps=60)
@@ -135,7 +161,7 @@ def test_a_run_does_not_depend_on_its_company() -> None:
 def test_scales_of_later_stretches_reach_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Job("raptr", 5e-3, 1)
     whole = train(TOY, [part], device="cpu", console=QUIET, dtype=torch.float64)
-    monkeypatch.setattr("raptr.studies.residual_mlp.AHEAD", 3)
+    monkeypatch.setattr("raptr.studies.residual_mlp_training.AHEAD", 3)
     assert TOY.steps < AHEAD
     assert train(TOY, [part], device="cpu", console=QUIET, dtype=torch.float64) == whole
 

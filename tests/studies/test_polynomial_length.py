@@ -35,13 +35,14 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, evaluations: int) -> None:
             raise Stop
 
     monkeypatch.setattr(polynomial, "write_snapshot", write)
+    monkeypatch.setattr(polynomial, "SNAPSHOT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_stopped_training_goes_on_to_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluations: int
 ) -> None:
-    monkeypatch.setattr("raptr.studies.residual_mlp.AHEAD", 7)  # no divisor of an evaluation's step
+    monkeypatch.setattr("raptr.studies.residual_mlp_training.AHEAD", 7)  # no divisor of an evaluation's step
     whole = train(TOY, PARTS, device="cpu", console=QUIET)
     with monkeypatch.context() as patched:
         stop_after(patched, evaluations)
@@ -57,6 +58,16 @@ def test_stopped_training_goes_on_to_the_same_numbers(
     monkeypatch.setattr(polynomial, "scales", counted)
     assert train(TOY, PARTS, device="cpu", console=QUIET, snapshot=tmp_path / SNAPSHOT) == whole
     assert min(drawn) == 5 * evaluations
+
+
+def test_snapshots_are_not_written_more_often_than_they_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(polynomial, "write_snapshot", lambda *arguments: written.append(arguments))
+    train(TOY, PARTS, device="cpu", console=QUIET, snapshot=tmp_path / SNAPSHOT)
+    assert len(written) == 0
+    monkeypatch.setattr(polynomial, "SNAPSHOT_SECONDS", 0.0)
+    train(TOY, PARTS, device="cpu", console=QUIET, snapshot=tmp_path / SNAPSHOT)
+    assert len(written) == TOY.evaluations
 
 
 def test_a_snapshot_of_other_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

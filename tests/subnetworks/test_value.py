@@ -23,6 +23,9 @@ def test_digest_tells_every_field_apart() -> None:
         replace(base, parts=((0,), (0,))),
         replace(base, head_scale=2.0),
         replace(base, part_scale=2.0),
+        replace(base, heads=None, head_gates=(1.0, 0.5)),
+        replace(base, heads=None, head_gates=(1.0, 0.0)),
+        replace(base, heads=None, parts=None, part_gates=(1.0, 0.5)),
     ]
     assert len({variant.digest for variant in variants}) == len(variants)
     assert replace(base).digest == base.digest
@@ -39,6 +42,13 @@ def test_nonsense_is_refused() -> None:
         Subnetwork((1.0, float("nan")))
     with pytest.raises(ValueError, match=r"scale is -1\.0"):
         Subnetwork((-1.0,))
+    with pytest.raises(ValueError, match=r"scale is -0\.5"):
+        Subnetwork((1.0,), head_gates=(1.0, -0.5))
+    with pytest.raises(ValueError, match=r"scale is inf"):
+        Subnetwork((1.0,), part_gates=(float("inf"),))
+    for axis, gates in (("heads", "head_gates"), ("parts", "part_gates")):
+        with pytest.raises(ValueError, match=rf"{axis} .*chosen.*gates"):
+            Subnetwork((1.0,), **{axis: ((0,),), gates: (1.0, 0.5)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"heads has 1 .*2 layers"):
         Subnetwork((1.0, 1.0), heads=((0,),))
     with pytest.raises(ValueError, match=r"parts of layer 1 is \(\)"):

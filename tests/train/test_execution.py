@@ -88,6 +88,8 @@ SUBNETWORKS = {
         head_scale=1.4,
         part_scale=2.0,
     ),
+    "gates": Subnetwork((1.0, 0.3, 1.0, 0.0, 1.0), head_gates=(1.0, 1.0, 0.3, 0.3), part_gates=(1.0, 0.3, 0.3, 0.3)),
+    "gates of all layers": Subnetwork((1.0,) * 5, head_gates=(1.0, 1.0, 0.0, 0.0), part_gates=(1.0, 0.0, 0.0, 0.0)),
 }
 
 

@@ -12,7 +12,7 @@ from raptr.models.bert.config import SIZES, BertConfig
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import SIZES as DECODERS
 from raptr.models.decoder.config import DecoderConfig
-from raptr.subnetworks import Subnetwork
+from raptr.subnetworks import Shape, Subnetwork
 from raptr.train.flops import TRAINING, flops, planned_flops
 from raptr.train.plan import plan
 
@@ -20,7 +20,8 @@ TINY = replace(SIZES["tiny"], vocabulary=300, positions=32)
 ODD = BertConfig(layers=3, width=20, heads=3, head_size=8, mlp=28, vocabulary=70, positions=16, parts=2)
 DECODER = replace(DECODERS["tiny"], vocabulary=300, positions=32)
 GROUPED = replace(DECODER, kv_heads=2, tied=False)
-QUERIES = {TINY: 1, ODD: 1, DECODER: 1, GROUPED: 2}  # query heads of one head of a subnetwork
+WIDTH = TINY.resized(Shape(6, heads=2, parts=1))  # of a model that gets the others later
+QUERIES = {TINY: 1, WIDTH: 1, ODD: 1, DECODER: 1, GROUPED: 2}  # query heads of one head of a subnetwork
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ QUERIES = {TINY: 1, ODD: 1, DECODER: 1, GROUPED: 2}  # query heads of one head o
         (ODD, Subnetwork((1.0, 0.0, 1.0), heads=((0,), (), (1, 2)), parts=((1,), (), (0,)))),
         (DECODER, Subnetwork.full(6)),
         (DECODER, Subnetwork((1.0, 0.0, 1.0, 0.0, 1.5, 0.0), heads=((1,),) * 6, parts=((0, 2),) * 6)),
+        (TINY, Subnetwork((1.0,) * 6, head_gates=(1.0, 1.0, 0.0, 0.0), part_gates=(1.0, 0.0, 0.0, 0.0))),
+        (WIDTH, Subnetwork.full(6)),
         (GROUPED, Subnetwork.full(6)),
         (GROUPED, Subnetwork((1.0, 0.0, 1.0, 0.0, 1.5, 0.0), heads=((1,),) * 6, parts=((0, 2),) * 6)),
     ],
@@ -91,3 +94,23 @@ def test_the_plan_of_the_papers_schedules() -> None:
     assert (full.relative_layers, full.relative_model) == (1, 1)
     # 85 million weights in the layers, 6 FLOPs each a token, and attention on top
     assert full.full_flops / 10 / (256 * 128) / 6 == pytest.approx(85e6 + 12 * 128 * 768 * 2 + 0.15 * 24e6, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts", "relative"),
+    [
+        ({"heads": "6-9-12"}, [(6, 4), (9, 4), (12, 4)], [0.8243, 0.9122, 1]),
+        ({"parts": "1-2-4"}, [(12, 1), (12, 2), (12, 4)], [0.5135, 0.6757, 1]),
+        ({"schedule": "6-12", "heads": "6-12", "parts": "2-4"}, [(6, 2), (12, 4)], [0.25, 1]),
+    ],
+)
+def test_the_plan_of_a_model_that_grows_in_width(
+    settings: dict[str, Any], counts: list[tuple[int, int]], relative: list[float]
+) -> None:
+    """Of a layer's 12·768² weights and 2·128·768 products of attention a token, heads make 4·768² and the latter."""
+    base = replace(SIZES["base"], vocabulary=30_000, positions=128)
+    made = plan(
+        make_method("msg", shape=base.shape, steps=300_000, **settings), base, sequences=256, length=128, targets=19
+    )
+    assert [(row.heads, row.parts) for row in made.rows] == counts
+    assert [row.layers_flops for row in made.rows] == pytest.approx(relative, abs=1e-4)

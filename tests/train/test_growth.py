@@ -42,6 +42,13 @@ CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
     ({"name": "msg-interpolation", "schedule": "2-6", "mask_steps": 7}, {"optimizer": {"idle": "zero"}}),
     ({"name": "lemon", "init": "zero"}, {"optimizer": {"name": "muon"}}),
     ({"name": "stacking", "moments": "zero"}, {"optimizer": {"name": "adafactor"}, "model": WIDE}),
+    ({"name": "msg", "heads": "2-3-3-4", "mask_steps": 3}, {}),
+    ({"name": "msg", "parts": "1-1-2-4"}, {"optimizer": {"idle": "zero"}, "train": {"execution": "gather"}}),
+    ({"name": "msg", "schedule": "2-4-6", "heads": "1-3-4", "parts": "1-3-4", "mask_steps": 2}, {}),
+    (
+        {"name": "msg-interpolation", "schedule": "5-6", "heads": "2-4", "parts": "2-4", "moments": "copy"},
+        {"optimizer": {"name": "muon"}, "train": {"accumulate": 2}},
+    ),
 ]
 
 
@@ -95,7 +102,14 @@ class Killed(BaseException):
     """What a kill leaves: nothing after it runs."""
 
 
-@pytest.mark.parametrize("method", [{"name": "lemon", "init": "zero"}, {"name": "msg", "mask_steps": 3}])
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "lemon", "init": "zero"},
+        {"name": "msg", "mask_steps": 3},
+        {"name": "msg", "heads": "1-2-3-4", "parts": "1-2-3-4", "mask_steps": 3},
+    ],
+)
 @pytest.mark.parametrize("saved", [1, 4])
 @pytest.mark.parametrize("moment", ["before", "inside", "after"])
 def test_a_kill_around_a_growth_is_not_noticed(
@@ -112,10 +126,10 @@ def test_a_kill_around_a_growth_is_not_noticed(
 
     run, save = tmp_path / "killed", Trainer.save
 
-    def growing(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], **names: Any) -> dict[str, Tensor]:
+    def growing(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
         if moment == "inside":
             into = dict(list(into.items())[: len(into) // 2])
-        state = {} if moment == "before" else growth_apply.grow(plan, old, into, **names)
+        state = {} if moment == "before" else growth_apply.grow(plan, old, into, model)
         if moment != "after":
             raise Killed
         return state
@@ -155,7 +169,10 @@ def test_a_run_costs_what_was_planned_and_ends_full(
     assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
     shown = plan(made, dimensions, **cost)
     assert shown.flops == planned.total
-    assert shown.relative_layers == pytest.approx(shown.average / 6)
+    if all((row.heads, row.parts) == (4, 4) for row in shown.rows):
+        assert shown.relative_layers == pytest.approx(shown.average / 6)
+    else:
+        assert shown.relative_layers < shown.average / 6
     found = checkpoint.load_latest(tmp_path / "checkpoints")
     assert found is not None
     assert found.shape(Shape(1)) == dimensions.shape
@@ -214,6 +231,13 @@ def logits(trainer: Trainer, subnetwork: Subnetwork) -> Tensor:
         ({"name": "lemon", "init": "zero", "schedule": "2-6"}, True),
         ({"name": "msg", "mask_steps": 3}, True),
         ({"name": "msg-interpolation", "mask_steps": 3}, True),
+        ({"name": "msg", "heads": "3-4", "mask_steps": 3}, True),
+        ({"name": "msg", "heads": "1-3-4", "mask_steps": 3}, True),
+        ({"name": "msg", "parts": "1-4", "mask_steps": 3}, True),
+        ({"name": "msg", "schedule": "3-6", "heads": "2-4", "parts": "1-4", "mask_steps": 3}, True),
+        ({"name": "msg-interpolation", "schedule": "3-6", "heads": "2-4", "parts": "1-4", "mask_steps": 3}, True),
+        ({"name": "msg", "heads": "3-4", "mask_steps": 0}, False),
+        ({"name": "msg", "parts": "3-4", "mask_steps": 0}, False),
         ({"name": "lemon"}, False),
         ({"name": "stacking"}, False),
         ({"name": "progressive-stacking"}, False),
@@ -376,3 +400,108 @@ def test_export_of_a_model_that_is_still_growing(family: str, stores: dict[str, 
     pretrain(fading, tmp_path / "fading", until=GROWTHS[0] + 2, console=QUIET)
     with pytest.raises(ValueError, match=r"msg.*0\.333.*layers from 1 to 4"):
         export(tmp_path / "fading")
+
+
+GROUPS = {"kv_heads": 2}  # of four query heads
+WIDER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("bert", {"heads": "3-4"}, {}),
+    ("bert", {"parts": "1-4"}, {}),
+    ("bert", {"schedule": "5-6", "heads": "1-4", "parts": "3-4"}, {}),
+    ("decoder", {"schedule": "5-6", "heads": "1-4", "parts": "3-4"}, {}),
+    ("decoder", {"schedule": "5-6", "heads": "1-2", "parts": "3-4"}, GROUPS),
+]
+
+
+@pytest.mark.usefixtures("float64")
+def test_whole_groups_of_queries_are_faded_in(stores: dict[str, TokenStore], tmp_path: Path) -> None:
+    chosen = config(stores["decoder"], {"name": "msg", "heads": "1-2", "mask_steps": 3}, {"model": GROUPS})
+    trainer = before_growth(chosen, stores["decoder"], tmp_path)
+    assert trainer.model.config.heads == 2  # one group
+    before = logits(trainer, trainer.method.evaluated(trainer.step))
+    trainer.grow(trainer.method.shape(trainer.step))
+    assert trainer.model.config == trainer.dimensions
+    after = logits(trainer, trainer.method.subnetwork(trainer.step))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("family", "method", "model"), WIDER)
+def test_every_row_counts_its_own_steps(
+    family: str, method: dict[str, Any], model: dict[str, Any], stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    """After a growth the trainer's steps are those of Adam with a moment and a step count for each element."""
+    sections = {"model": {"init": "fan-in", **model}, "optimizer": {"clip": 0, "warmup": 0}}
+    chosen = config(stores[family], {"name": "msg", "mask_steps": 2, **method}, sections)
+    trainer = before_growth(chosen, stores[family], tmp_path)
+    small, kept = trainer.shape, snapshot(trainer)
+    trainer.grow(trainer.method.shape(trainer.step))
+    fresh, settings = trainer.dimensions.build(seed=0), trainer.config.optimizer
+    weights, state = {}, {}
+    for name, parameter in trainer.model.named_parameters():
+        layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
+        old = torch.ones_like(parameter, dtype=torch.bool)
+        if f"model.{name}" not in kept:
+            assert layer >= small.layers
+            old = ~old
+        elif kept[f"model.{name}"].shape != parameter.shape:
+            old = parameter.detach() != fresh.get_parameter(name).detach()  # new rows have the initial weights
+            assert old.sum() == kept[f"model.{name}"].numel()
+        m, v = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        if old.any():
+            m[old], v[old] = (kept[f"{kind}.{name}"].flatten() for kind in ("exp_avg", "exp_avg_sq"))
+        weights[name], state[name] = parameter.detach().clone(), (m, v, old * float(trainer.step))
+    decayed = {id(parameter) for parameter in trainer.optimizer.param_groups[0]["params"]}
+    for _ in range(4):
+        subnetwork, rate = trainer.method.subnetwork(trainer.step), settings.learning_rate(trainer.step, STEPS)
+        trainer.gradients(subnetwork)
+        gradients = {name: p.grad for name, p in trainer.model.named_parameters()}
+        trainer.update(torch.zeros(()))
+        trainer.step += 1
+        for name, parameter in trainer.model.named_parameters():
+            if (g := gradients[name]) is not None:  # a new layer does not run in the first step
+                m, v, t = state[name]
+                t += 1
+                m.copy_(settings.beta1 * m + (1 - settings.beta1) * g)
+                v.copy_(settings.beta2 * v + (1 - settings.beta2) * g * g)
+                m_hat, v_hat = m / (1 - settings.beta1**t), v / (1 - settings.beta2**t)
+                weights[name] *= 1 - rate * settings.weight_decay * (id(parameter) in decayed)
+                weights[name] -= rate * m_hat / (v_hat.sqrt() + settings.epsilon)
+            torch.testing.assert_close(parameter.detach(), weights[name], rtol=1e-11, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_under_a_gate_of_0_a_new_head_only_decays(policy: str, store: TokenStore, tmp_path: Path) -> None:
+    """It runs, so it is not idle under either policy: its gradient is zero, its count is that of one step."""
+    sections = {"optimizer": {"idle": policy}}
+    trainer = before_growth(config(store, {"name": "msg", "heads": "3-4", "mask_steps": 3}, sections), store, tmp_path)
+    trainer.grow(trainer.method.shape(trainer.step))
+    name = "blocks.0.attention_out.weight"
+    before = trainer.model.get_parameter(name).detach().clone()
+    rate = trainer.config.optimizer.learning_rate(trainer.step, STEPS) * trainer.config.optimizer.weight_decay
+    trainer.optimize(trainer.method.subnetwork(trainer.step))
+    after, count = trainer.model.get_parameter(name), trainer.tensors()[f"step.{name}"]
+    torch.testing.assert_close(after[:, 12:], before[:, 12:] * (1 - rate))
+    assert (after[:, :12] != before[:, :12]).all()
+    assert count.tolist() == [[9.0] * 12 + [1.0] * 4]
+    trainer.optimize(trainer.method.subnetwork(trainer.step))
+    assert trainer.tensors()[f"exp_avg.{name}"][:, 12:].all()
+
+
+def test_adafactor_is_refused_where_heads_or_parts_are_added(store: TokenStore) -> None:
+    for axis in ("heads", "parts"):
+        with pytest.raises(ValueError, match=rf"optimizer\.name is adafactor.*method\.{axis}.*msg"):
+            config(store, {"name": "msg", axis: "2-4"}, {"optimizer": {"name": "adafactor"}})
+        config(store, {"name": "msg", axis: "4-4"}, {"optimizer": {"name": "adafactor"}})  # nothing is added
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_widened_model_is_exported_once_its_gates_are_open(
+    family: str, stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    chosen = config(stores[family], {"name": "msg", "heads": "2-4", "parts": "1-4", "mask_steps": 3})
+    pretrain(chosen, tmp_path / "run", until=10, console=QUIET)
+    with pytest.raises(ValueError, match=r"msg.*heads.*0\.333.*layers from 1 to 6"):
+        export(tmp_path / "run")
+    pretrain(chosen, tmp_path / "run", console=QUIET)
+    stock = json.loads((export(tmp_path / "run") / "config.json").read_text())
+    assert (stock["num_hidden_layers"], stock["num_attention_heads"], stock["intermediate_size"]) == (6, 4, 16)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from docs.results.pages.contract import Page, Records, fixed, rate, short, table, with_deviation
+from raptr.studies.contract import mean_and_deviation
 from raptr.studies.polynomial import POLYNOMIAL
 from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH
+from raptr.studies.polynomial_plot import degree_groups
 
 NAMES = {
     "full": "full",
@@ -36,9 +36,7 @@ def small_lengths(records: Records) -> str:
 
 def lengths(records: Records) -> str:
     """The full setting at several lengths."""
-    if records["lengths"] is None:
-        return "Not run yet."
-    return f"{_lengths(records['lengths'])}\n\n![final loss by length, and the longest runs](polynomial-length.png)"
+    return _lengths(records["lengths"])
 
 
 def _lengths(result: dict[str, Any]) -> str:
@@ -56,21 +54,49 @@ def _loss_and_rate(one: dict[str, Any]) -> str:
     return f"{with_deviation(one['loss'])} at {rate(one['rate'])}"
 
 
-def searched(records: Records) -> str:
+def small_search(records: Records) -> str:
     """Every learning rate of the small setting's lengths."""
+    return _searched(records["small lengths"])
+
+
+def search(records: Records) -> str:
+    """Every learning rate of the full setting's lengths."""
+    return _searched(records["lengths"])
+
+
+def _searched(result: dict[str, Any]) -> str:
     rows = []
-    for entry in records["small lengths"]["lengths"]:
+    each = [(entry["steps"], name, one) for entry in result["lengths"] for name, one in entry["methods"].items()]
+    tried = sorted({float(text) for _, _, one in each for text in one["search"]})
+    for steps, name, one in each:
+        losses = {float(text): "diverged" if loss is None else short(loss) for text, loss in one["search"].items()}
+        losses[one["rate"]] = f"**{losses[one['rate']]}**"
+        rows.append([f"{steps:,}", NAMES[name], *(losses.get(value, "not run") for value in tried)])
+    return table(["steps", "method", *map(rate, tried)], rows)
+
+
+def errors(records: Records) -> str:
+    """The full setting's errors of low, middle and high degrees, and the high ones when RaPTr's last stage begins."""
+    result = records["lengths"]
+    groups = degree_groups(result["setting"]["degrees"])
+    names = [f"{group[0] + 1}–{group[-1] + 1}" for group in groups]
+    rows = []
+    for entry in result["lengths"]:
+        last = entry["methods"]["raptr"]["transitions"][-1]
         for name, one in entry["methods"].items():
-            cells = {r: "diverged" if loss is None else short(loss) for r, loss in one["search"].items()}
-            best = rate(one["rate"])
-            shown = [f"**{text}**" if rate(float(r)) == best else text for r, text in cells.items()]
-            rows.append([f"{entry['steps']:,}", NAMES[name], *shown])
-    tried = records["small lengths"]["lengths"][0]["methods"]["full"]["search"]
-    return table(["steps", "method", *(rate(float(text)) for text in tried)], rows)
+            begins = one["runs"][0]["steps"].index(last)
+            cells = [with_deviation(_error(one, group, -1), 2) for group in groups]
+            early = with_deviation(_error(one, groups[-1], begins), 2)
+            rows.append([f"{entry['steps']:,}", NAMES[name], *cells, early])
+    first, *others = names
+    head = ["steps", "method", f"error, degrees {first}", *others, f"{names[-1]} when RaPTr's last stage begins"]
+    return table(head, rows)
 
 
-def _drawn(records: Records, name: str) -> Figure | None:
-    return None if records[name] is None else POLYNOMIAL_LENGTH.plot(records[name])
+def _error(one: dict[str, Any], group: list[int], evaluation: int) -> tuple[float, float]:
+    """Mean and deviation over seeds of the mean error of some degrees."""
+    each = [[run["error"][evaluation][degree] for degree in group] for run in one["runs"]]
+    return mean_and_deviation(sum(values) / len(values) for values in each)
 
 
 PAGE = Page(
@@ -80,10 +106,17 @@ PAGE = Page(
         "small lengths": "docs/results/polynomial-length-small.json",
         "lengths": "docs/results/polynomial-length.json",
     },
-    tables={"small": small, "small-lengths": small_lengths, "small-search": searched, "lengths": lengths},
+    tables={
+        "small": small,
+        "small-lengths": small_lengths,
+        "small-search": small_search,
+        "lengths": lengths,
+        "search": search,
+        "errors": errors,
+    },
     figures={
         "polynomial-small.png": lambda records: POLYNOMIAL.plot(records["small"]),
-        "polynomial-length-small.png": lambda records: _drawn(records, "small lengths"),
-        "polynomial-length.png": lambda records: _drawn(records, "lengths"),
+        "polynomial-length-small.png": lambda records: POLYNOMIAL_LENGTH.plot(records["small lengths"]),
+        "polynomial-length.png": lambda records: POLYNOMIAL_LENGTH.plot(records["lengths"]),
     },
 )

@@ -2,25 +2,43 @@
 
 Tensors are named as in a checkpoint: `model.NAME` is a weight, `KIND.NAME` a part of its optimizer state (for AdamW:
 exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models, so the tensors may
-as well be shards.
+as well be shards. Where heads and MLP parts stand in a tensor is said by the model's layout, and by nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from raptr.growth.plan import Growth
+from raptr.growth.plan import Growth, Units
+from raptr.models.layout import Cut, by_unit
+from raptr.models.model import Model, cut_of
 
 WEIGHT = "model"
 
 
-def grow(
-    plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], *, layers: str, outputs: Sequence[str]
-) -> dict[str, Tensor]:
+class _Widening(NamedTuple):
+    """Which axis of a tensor gets units, and where these come from."""
+
+    cut: Cut
+    units: Units
+
+    def grown(self, rows: int) -> int:
+        """The rows of the larger tensor along the axis, from those of the smaller one."""
+        return rows // len(self.old) * len(self.units)
+
+    @property
+    def old(self) -> list[int]:
+        """The places of the units that the smaller model has."""
+        return [place for place, source in enumerate(self.units) if source is not None]
+
+
+def grow(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
     """Fill the larger model's weights in place from the smaller one's tensors, and return its optimizer state.
 
-    See `Growth.rule` for the names. Zero moments are no state: the optimizer then makes what it begins with.
+    `into` are weights of `model`, where new heads and MLP parts keep the values that they have. Zero moments of a whole
+    tensor are no state: the optimizer then makes what it begins with.
     """
     state: dict[str, Tensor] = {}
     kinds = sorted({name.partition(".")[0] for name in old} - {WEIGHT})
@@ -28,14 +46,41 @@ def grow(
         for name, weight in into.items():
             kind, _, parameter = name.partition(".")
             assert kind == WEIGHT, name
-            rule = plan.rule(parameter, layers=layers, outputs=outputs)
-            source = old[f"{WEIGHT}.{rule.source}"]
-            assert source.shape == weight.shape, name  # copy_ would broadcast
+            rule = plan.rule(parameter, layers=model.LAYERS, outputs=model.OUTPUTS)
+            source, cut = old[f"{WEIGHT}.{rule.source}"], cut_of(model, parameter)
+            units = None if cut is None else plan.heads if cut.axis == "heads" else plan.parts
+            widening = None if cut is None or units is None else _Widening(cut, units)
             if rule.zero_weight:
                 weight.zero_()
             else:
-                weight.copy_(source)
+                _place(source, weight, widening)
             if not rule.zero_moments:
                 kept = {kind: old[f"{kind}.{rule.source}"] for kind in kinds if f"{kind}.{rule.source}" in old}
-                state |= {f"{kind}.{parameter}": tensor.clone() for kind, tensor in kept.items()}
+                state |= {f"{kind}.{parameter}": _kept(tensor, source, widening) for kind, tensor in kept.items()}
     return state
+
+
+def _place(source: Tensor, into: Tensor, widening: _Widening | None) -> None:
+    """Copy a tensor to where its units stand in the larger one."""
+    if widening is None:
+        assert source.shape == into.shape, (source.shape, into.shape)  # copy_ would broadcast
+        into.copy_(source)
+        return
+    cut, places = widening.cut, torch.tensor(widening.old, device=into.device)
+    by_unit(into, cut, len(widening.units)).index_copy_(cut.dim + 1, places, by_unit(source, cut, len(places)))
+
+
+def _kept(tensor: Tensor, source: Tensor, widening: _Widening | None) -> Tensor:
+    """What the optimizer keeps of a parameter, which was `source`; zeros for new units.
+
+    A count of steps that all rows shared becomes one for each row of the axis that grows.
+    """
+    if widening is None:
+        return tensor.clone()
+    axis = widening.cut.dim
+    if tensor.dim() == 0:
+        tensor = tensor.expand([rows if dim == axis else 1 for dim, rows in enumerate(source.shape)]).contiguous()
+    shape = [widening.grown(rows) if dim == axis else rows for dim, rows in enumerate(tensor.shape)]
+    grown = tensor.new_zeros(shape)
+    _place(tensor, grown, widening)
+    return grown

@@ -1,4 +1,4 @@
-"""Growth as a value: for each tensor of the deeper model, where it comes from. No torch here.
+"""Growth as a value: for each tensor of the larger model, where it comes from. No torch here.
 
 n layers become n' = q·n + r layers in one of these orders; layers count from 0:
 
@@ -17,6 +17,10 @@ block is the identity. What the optimizer knows moves by a named policy: `copy` 
 moments and step count), `zero` (a new layer starts with zero moments and a step count of zero, so that the bias
 correction is right for it) or `reset` (everything starts anew, old layers too). A zeroed tensor holds nothing of its
 source, so under `copy` too it starts with zero moments: its source's were those of another point.
+
+Heads and MLP parts (units) are added inside tensors, in old and new layers alike: `added(6, 9)` is the sources of nine
+units, None for the three new ones. A new unit has the initial weights of the larger model, zero moments and, in a
+tensor whose optimizer counts steps, a count of its own that starts at zero.
 """
 
 from collections.abc import Sequence
@@ -24,11 +28,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Moments = Literal["copy", "zero", "reset"]
+Units = tuple[int | None, ...]  # where each head or MLP part comes from; None: it is new
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How one tensor is made: from the smaller model's `source`, its weight or its moments zero where it says so."""
+    """How one tensor is made: from the smaller model's `source`, its weight or its moments zero where it says so.
+
+    Of a tensor that has an axis of heads or MLP parts, this is said of the units that the smaller model has.
+    """
 
     source: str
     zero_weight: bool
@@ -37,15 +45,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Growth:
-    """Each layer's source in the smaller model; a source's first mention is that layer itself, others are new."""
+    """Each layer's source in the smaller model; a source's first mention is that layer itself, others are new.
+
+    `heads` and `parts` say the same of the units of every layer; None: all stay as they are.
+    """
 
     sources: tuple[int, ...]
     identity: bool = False
     moments: Moments = "copy"
+    heads: Units | None = None
+    parts: Units | None = None
 
     def __post_init__(self) -> None:
         kept = [source for layer, source in enumerate(self.sources) if layer not in self.new]
         assert kept == list(range(len(kept))), f"{self.sources} drops layers, or changes their order"
+        for units in (self.heads or (), self.parts or ()):
+            old = [source for source in units if source is not None]
+            assert old == list(range(len(old))), f"{units} drops units, repeats them, or changes their order"
 
     @property
     def new(self) -> tuple[int, ...]:
@@ -67,6 +83,12 @@ class Growth:
             zero_weight=zeroed,
             zero_moments=self.moments == "reset" or (new and self.moments == "zero") or zeroed,
         )
+
+
+def added(old: int, new: int) -> Units | None:
+    """The sources of `new` units: the `old` ones, then new ones; None where there are no new ones."""
+    assert 1 <= old <= new, (old, new)
+    return (*range(old), *[None] * (new - old)) if old < new else None
 
 
 def stacked(old: int, new: int) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ every step. The methods differ in where new layers come from and where they go: 
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, SupportsIndex
@@ -66,21 +65,17 @@ class Growing(Method):
             raise ValueError(f"method {self.name} adds layers; it cannot grow from {old} to {new}")
         return self.arranged(old.layers, new.layers)
 
-    def shape(self, step: SupportsIndex) -> Shape:
+    def stage_shape(self, stage: int) -> Shape:
         """The full model's shape, with the stage's layers."""
-        return replace(self.target, layers=self.stages.stage(step).size)
+        return replace(self.target, layers=self.stages.stages[stage].size)
 
-    def gates(self, step: SupportsIndex) -> tuple[float, ...]:
-        """The scale of each layer that there is in step `step`."""
-        return (1.0,) * self.stages.stage(step).size
+    def shape(self, step: SupportsIndex) -> Shape:
+        """The model's shape in step `step`: that of its stage."""
+        return self.stage_shape(self.stages.index(step))
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         """Every layer that there is."""
-        return Subnetwork(self.gates(step))
-
-    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers under their gates."""
-        return Subnetwork(tuple(gate if runs else 0.0 for gate, runs in zip(self.gates(step), kept, strict=True)))
+        return self.scaled_layers((True,) * self.shape(step).layers, self.check_step(step))
 
     def keep(self, stage: int) -> tuple[float, ...]:
         """The share of a stage's steps in which each layer runs."""
@@ -88,9 +83,10 @@ class Growing(Method):
 
     def phases(self) -> tuple[Phase, ...]:
         """One phase per stage."""
+        shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
         return tuple(
-            Phase(stage.start, stage.stop, self.keep(number), self.target.heads, self.target.parts)
-            for number, stage in enumerate(self.stages.stages)
+            Phase(stage.start, stage.stop, self.keep(number), shape.heads, shape.parts)
+            for number, (stage, shape) in enumerate(zip(self.stages.stages, shapes, strict=True))
         )
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:

@@ -1,43 +1,84 @@
-"""MSG, masked structural growth (Yao et al. 2023), on depth: new layers are faded in.
+"""MSG, masked structural growth (Yao et al. 2023): new layers, heads and MLP parts are faded in by a gate.
 
-In the t-th step after the growth (from 0) a new layer is gated, h ← c·layer(h) + (1 - c)·h with c = t / mask_steps,
-until c is 1. At c = 0 the layer does not run and the model is the one before. `msg` appends copies of the top layers,
-as gradual stacking does; `msg-interpolation` puts each next to its source, as LEMON does (the RaPTr paper's variant).
+In the t-th step after the growth (from 0) what is new has the gate c = t / mask_steps, until c is 1:
 
-Deviations: depth only. A gate is a whole-layer scale. New layers start with zero moments and, unlike in the released
-code, a step count of zero, so that Adam's bias correction is right for them.
+    a layer       h ← c·layer(h) + (1 - c)·h
+    a head        its queries, keys and values are multiplied by c
+    an MLP part   its units are multiplied by c before the activation, which maps 0 to 0
+
+So at c = 0 the model computes what it did before. A new layer is then bypassed; a new head or part runs, which keeps
+the shapes of a stage. `msg` appends copies of the top layers, as gradual stacking does; `msg-interpolation` puts each
+next to its source, as LEMON does (the RaPTr paper's variant). New heads and parts have the model's initial weights.
+
+Deviations: the model's width does not grow. A layer's gate is a whole-layer scale. What is new starts with zero moments
+and, unlike in the released code, a step count of zero, so that Adam's bias correction is right for it: see
+`growth/plan.py`, and `train/adamw.py` for the rows of a widened tensor.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, SupportsIndex, final
+from itertools import pairwise
+from typing import Any, ClassVar, final
 
-from raptr.growth.plan import Growth, Moments, inserted, stacked
+from raptr.growth.plan import Growth, Moments, added, inserted, stacked
 from raptr.methods.growing import Growing
+from raptr.subnetworks import Shape, Subnetwork
+from raptr.subnetworks.schedule import parse_sizes
 
 
 @dataclass(frozen=True)
 class Masked(Growing):
-    """A growing model whose new layers have a gate that rises from 0 to 1 at the start of their stage."""
+    """A growing model in which what is new has a gate that rises from 0 to 1 at the start of its stage."""
 
     moments: Moments = "zero"
     mask_steps: int | None = None  # None: a tenth of the shortest stage that begins with a growth
+    heads: str | None = None  # heads of the model in each stage, such as 6-9-12; None: all
+    parts: str | None = None  # MLP parts of the model in each stage, such as 1-2-4; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        assert len(self.head_counts) == len(self.part_counts) == len(self.stages.stages)
         if self.mask_steps is None:
             return
         most = self._shortest - 1 if self._shortest else self.steps
         if not 0 <= self.mask_steps <= most:
             raise ValueError(
-                f"mask_steps is {self.mask_steps}; 0 to {most} is allowed, so that new layers are fully there "
-                "before their stage ends"
+                f"mask_steps is {self.mask_steps}; 0 to {most} is allowed, so that what is new is fully there "
+                "before its stage ends"
             )
+
+    def default(self) -> str:
+        """The sizes recommended for RaPTr; with heads or parts all layers in each of their stages."""
+        for name, text in (("heads", self.heads), ("parts", self.parts)):
+            if text is not None:
+                return "-".join([str(self.target.layers)] * len(parse_sizes(text, name)))
+        return super().default()
+
+    @cached_property
+    def head_counts(self) -> tuple[int, ...]:
+        """The model's heads in each stage."""
+        return self._counts("heads", self.heads, self.target.heads)
+
+    @cached_property
+    def part_counts(self) -> tuple[int, ...]:
+        """The model's MLP parts in each stage."""
+        return self._counts("parts", self.parts, self.target.parts)
+
+    def _counts(self, name: str, text: str | None, total: int) -> tuple[int, ...]:
+        stages = len(self.stages.stages)
+        counts = (total,) * stages if text is None else parse_sizes(text, name)
+        if len(counts) != stages or list(counts) != sorted(counts) or counts[0] < 1 or counts[-1] != total:
+            raise ValueError(
+                f"{name} is {text!r}; one size for each of the {stages} stages of schedule {self.stages.text}, "
+                f"never falling and ending with all {total}, is allowed"
+            )
+        return counts
 
     @property
     def _shortest(self) -> int:
         """The steps of the shortest stage that begins with a growth; 0 where there is none."""
-        grown = [stage for number, stage in enumerate(self.stages.stages) if self.new_layers(number)]
+        grown = [stage for stage, plan in zip(self.stages.stages, self.growths, strict=True) if plan is not None]
         return min((stage.stop - stage.start for stage in grown), default=0)
 
     @cached_property
@@ -51,23 +92,45 @@ class Masked(Growing):
         """The settings, with the length of the warm-up spelt out."""
         return {**super().settings(), "mask_steps": self.rising}
 
-    def new_layers(self, stage: int) -> tuple[int, ...]:
-        """The layers that are new in a stage."""
-        sizes = [stage.size for stage in self.stages.stages]
-        return self.arranged(sizes[stage - 1], sizes[stage]).new if stage else ()
+    def stage_shape(self, stage: int) -> Shape:
+        """The stage's layers, heads and MLP parts."""
+        return Shape(self.stages.stages[stage].size, self.head_counts[stage], self.part_counts[stage])
 
-    def gates(self, step: SupportsIndex) -> tuple[float, ...]:
-        """1, but for new layers in the steps after a growth."""
-        step = self.check_step(step)
+    def growth(self, old: Shape, new: Shape) -> Growth:
+        """How tensors of shape `old` become those of shape `new`, which has more layers, heads or MLP parts."""
+        counts = [(shape.layers, shape.heads, shape.parts) for shape in (old, new, self.target)]
+        if old == new or not all(a <= b <= c for a, b, c in zip(*counts, strict=True)):
+            raise ValueError(
+                f"method {self.name} adds layers, heads and parts up to {self.target}; it cannot grow from {old} "
+                f"to {new}"
+            )
+        plan = self.arranged(old.layers, new.layers)
+        return replace(plan, heads=added(old.heads, new.heads), parts=added(old.parts, new.parts))
+
+    @cached_property
+    def growths(self) -> tuple[Growth | None, ...]:
+        """The growth with which each stage begins; None where it begins with none."""
+        shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
+        return (None, *(None if old == new else self.growth(old, new) for old, new in pairwise(shapes)))
+
+    def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
+        """The kept layers, with the gates of the step."""
         number = self.stages.index(step)
-        stage, new = self.stages.stages[number], self.new_layers(number)
-        gate = min(1.0, (step - stage.start) / self.rising) if self.rising else 1.0
-        return tuple(gate if layer in new else 1.0 for layer in range(stage.size))
+        plan, passed = self.growths[number], step - self.stages.stages[number].start
+        if plan is None or passed >= self.rising:
+            return super().scaled_layers(kept, step)
+        gate, new = passed / self.rising, plan.new
+        heads, parts = (
+            None if units is None else tuple(gate if source is None else 1.0 for source in units)
+            for units in (plan.heads, plan.parts)
+        )
+        scales = (float(runs) * (gate if layer in new else 1.0) for layer, runs in enumerate(kept))
+        return Subnetwork(tuple(scales), head_gates=heads, part_gates=parts)
 
     def keep(self, stage: int) -> tuple[float, ...]:
         """Every layer runs in every step, but for new ones at the growth itself, where their gate is 0."""
-        trained, new = self.stages.stages[stage], self.new_layers(stage)
-        steps = trained.stop - trained.start
+        trained, plan = self.stages.stages[stage], self.growths[stage]
+        steps, new = trained.stop - trained.start, plan.new if plan is not None else ()
         share = (steps - 1) / steps if self.rising else 1.0
         return tuple(share if layer in new else 1.0 for layer in range(trained.size))
 

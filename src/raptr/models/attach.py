@@ -234,6 +234,11 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
             "running: the subnetwork scales residual branches (scaled is 'branches'), which cannot be seen inside an "
             "attached block. Make the method with scaled='layer', so that it scales whole layers."
         )
+    if (subnetwork.head_gates, subnetwork.part_gates) != (None, None):
+        raise ValueError(
+            "running: the subnetwork has gates of heads or MLP parts, which attached blocks do not take. Make the "
+            "method without the settings heads and parts."
+        )
 
 
 def _check_uncompiled(function: str, model: nn.Module) -> None:

@@ -47,6 +47,8 @@ def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
         )
     if subnetwork.layers != config.layers:
         raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {config.layers}")
+    if (subnetwork.head_gates, subnetwork.part_gates) != (None, None):
+        raise ValueError("heads or MLP parts are still faded in by gates. In a stock model every gate must be 1.")
     for layer in subnetwork.kept:
         if subnetwork.scaled == "layer" and subnetwork.scales[layer] != 1:
             raise ValueError(

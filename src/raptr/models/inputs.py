@@ -18,13 +18,15 @@ from raptr.subnetworks.value import Kept
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A layer's share of the subnetwork: scales (0-dim) of the layer and its branches, kept heads and parts."""
+    """A layer's share of the subnetwork: scales (0-dim) of the layer and its branches, kept heads and parts, gates."""
 
     layer_scale: Tensor | None
     attention_scale: Tensor | None
     mlp_scale: Tensor | None
     heads_H: Tensor | None
     parts_P: Tensor | None
+    head_gates_H: Tensor | None = None
+    part_gates_P: Tensor | None = None
 
 
 class Inputs(NamedTuple):
@@ -39,12 +41,14 @@ class Packed(NamedTuple):
     """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
 
     The columns of the scales multiply the whole layer, its attention branch and its MLP branch; kept heads and
-    parts stand one layer after the other.
+    parts stand one layer after the other. Gates are the same in every layer.
     """
 
     scales_K3: Tensor
     heads: Tensor | None
     parts: Tensor | None
+    head_gates_H: Tensor | None
+    part_gates_P: Tensor | None
 
     def to(self, device: torch.device) -> "Packed":
         """The same numbers on another device."""
@@ -58,6 +62,7 @@ class Signature(NamedTuple):
     scaled: tuple[bool, bool, bool]  # whether any running layer has such a scale, other than 1
     heads: tuple[int, ...] | None
     parts: tuple[int, ...] | None
+    gated: tuple[bool, bool]  # whether heads have gates, and parts
 
 
 def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
@@ -67,7 +72,12 @@ def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
         None if kept is None else torch.tensor([unit for layer in subnetwork.kept for unit in kept[layer]])
         for kept in (subnetwork.heads, subnetwork.parts)
     )
-    return Packed(torch.tensor(scales, dtype=torch.promote_types(dtype, torch.float32)), heads, parts)
+    wide = torch.promote_types(dtype, torch.float32)
+    gates = (
+        None if gates is None else torch.tensor(gates, dtype=wide)
+        for gates in (subnetwork.head_gates, subnetwork.part_gates)
+    )
+    return Packed(torch.tensor(scales, dtype=wide), heads, parts, *gates)
 
 
 def signature(subnetwork: Subnetwork) -> Signature:
@@ -75,7 +85,8 @@ def signature(subnetwork: Subnetwork) -> Signature:
     rows = [_scales(subnetwork, layer) for layer in subnetwork.kept]
     layer, attention, mlp = (any(row[column] != 1 for row in rows) for column in range(3))
     heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
-    return Signature(subnetwork.size, (layer, attention, mlp), heads, parts)
+    gated = subnetwork.head_gates is not None, subnetwork.part_gates is not None
+    return Signature(subnetwork.size, (layer, attention, mlp), heads, parts, gated)
 
 
 def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
@@ -83,7 +94,7 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
     for row in range(sign.size):
         layer, attention, mlp = (packed.scales_K3[row, c] if used else None for c, used in enumerate(sign.scaled))
-        yield BlockInputs(layer, attention, mlp, heads[row], parts[row])
+        yield BlockInputs(layer, attention, mlp, heads[row], parts[row], packed.head_gates_H, packed.part_gates_P)
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:

@@ -1,7 +1,9 @@
 """How the tensors of a block are laid out in heads and MLP parts: the one table that each family has.
 
 A tensor that has an axis of heads or MLP parts has it inside one of its dimensions: that dimension is `before` blocks
-of `units` units of some rows each. The queries, keys and values of one matrix are three such blocks.
+of `units` units of some rows each. The queries, keys and values of one matrix are three such blocks. A tensor that is
+cut in dimension 0 makes the units of what enters the layer (and is what a gate multiplies: with zeros for its queries,
+keys and values, or before its activation, a unit gives zeros); one that is cut in dimension 1 reads them.
 
     {"qkv.weight": Cut("heads", dim=0, before=3), "attention_out.weight": Cut("heads", dim=1), ...}
 """
@@ -36,21 +38,36 @@ class CutBlock(Protocol):
 
 
 def of_running(block: CutBlock, name: str, inputs: BlockInputs) -> Tensor:
-    """A parameter of the block as if the heads and MLP parts that run were all of them."""
+    """A parameter of the block as if the heads and MLP parts that run were all of them, under their gates."""
     assert isinstance(block, nn.Module)
     module, _, key = name.partition(".")
     tensor, cut = getattr(getattr(block, module), key), block.layout[name]
-    units, index = (block.heads, inputs.heads_H) if cut.axis == "heads" else (block.parts, inputs.parts_P)
-    return chosen(tensor, cut, units, index)
+    if cut.axis == "heads":
+        units, index, gates = block.heads, inputs.heads_H, inputs.head_gates_H
+    else:
+        units, index, gates = block.parts, inputs.parts_P, inputs.part_gates_P
+    return gated(chosen(tensor, cut, units, index), cut, gates)
 
 
 def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor:
     """The tensor as if the chosen ones of its units were all; None: all are."""
     if index is None:
         return tensor
+    return by_unit(tensor, cut, units).index_select(cut.dim + 1, index).flatten(cut.dim, cut.dim + 2)
+
+
+def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:
+    """The tensor with what makes each unit times the unit's gate; None, or where it makes no units: as it is."""
+    if gates is None or cut.dim != 0:
+        return tensor
+    factors = gates.view(-1, *(1,) * tensor.dim())
+    return (by_unit(tensor, cut, len(gates)) * factors).flatten(0, 2)
+
+
+def by_unit(tensor: Tensor, cut: Cut, units: int) -> Tensor:
+    """A view whose dimension `cut.dim` is three: blocks, units, and the rows of a unit."""
     before, after = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
-    whole = tensor.view(*before, cut.before, units, -1, *after)
-    return whole.index_select(cut.dim + 1, index).flatten(cut.dim, cut.dim + 2)
+    return tensor.view(*before, cut.before, units, -1, *after)
 
 
 def split(tensor: Tensor, cut: Cut) -> tuple[Tensor, ...]:

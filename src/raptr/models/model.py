@@ -22,7 +22,7 @@ from raptr.data.batch import Batch
 from raptr.models.contract import ModelConfig
 from raptr.models.init import initialise
 from raptr.models.inputs import Inputs, pack, signature, unpack
-from raptr.models.layout import Layout
+from raptr.models.layout import Cut, Layout
 from raptr.subnetworks import Subnetwork
 
 
@@ -92,11 +92,14 @@ class Model(nn.Module, ABC):
         return x_BSD
 
 
+def cut_of(model: Model, name: str) -> Cut | None:
+    """Where the parameter of this name has an axis of heads or MLP parts; None: it has none."""
+    return model.layout.get(name.split(".", 2)[2]) if name.startswith(f"{model.LAYERS}.") else None
+
+
 def fused_maps(model: nn.Module, name: str) -> int:
     """How many maps of one size the parameter of this name holds, one after the other in its first dimension."""
-    if not isinstance(model, Model) or not name.startswith(f"{model.LAYERS}."):
-        return 1
-    cut = model.layout.get(name.split(".", 2)[2])
+    cut = cut_of(model, name) if isinstance(model, Model) else None
     return cut.before if cut is not None and cut.dim == 0 else 1
 
 

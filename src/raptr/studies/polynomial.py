@@ -11,13 +11,14 @@ use. RaPTr's scaling is square root, that of its main experiments; `none` is run
 paper's θ̄ = 0.6 (0.812 of the FLOPs, not 0.8) and with θ̄ set for 0.8. A block has a single branch, so PLD's and
 layer dropout's branch scale is the layer's scale. The 20 subsets of a degree are distinct (degree 1 has all 20).
 
-`polynomial_target` holds F*, the inputs and the errors; `residual_mlp` the networks and their joint training. The
-small setting has 20 inputs, 10 variables, degrees to 5 and 10 layers.
+`polynomial_target` holds F*, the inputs and the errors; `residual_mlp` the networks, `residual_mlp_training` their
+joint training. The small setting has 20 inputs, 10 variables, degrees to 5 and 10 layers.
 """
 
 import json
 import math
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,13 +41,15 @@ from raptr.methods import Method, make_method
 from raptr.studies.contract import Study, mean_and_deviation, run_together
 from raptr.studies.polynomial_plot import plot
 from raptr.studies.polynomial_target import Evaluation, Points, Target
-from raptr.studies.residual_mlp import Networks, Size, Training
+from raptr.studies.residual_mlp import Networks, Size
+from raptr.studies.residual_mlp_training import Training
 from raptr.studies.snapshot import read_snapshot, write_snapshot
 from raptr.subnetworks import Shape
 from raptr.train.optimizer import OptimizerSettings
 
 AT_ONCE = 30  # the most runs trained together
 SNAPSHOT = "unfinished.safetensors"
+SNAPSHOT_SECONDS = 30.0  # the least time between two snapshots: one of 12 full-size runs is 230 MB
 SEARCH = 1000  # the first seed of the learning rate's search; results use seeds from 0 on
 
 METHODS = ("full", "raptr", "raptr-none", "pld", "pld-matched", "layer-dropout")
@@ -133,7 +136,8 @@ def train(
 ) -> dict[str, Any]:
     """Train all runs together; returns the course of each, by its key.
 
-    The state at every evaluation is kept in the file `snapshot`, from which a stopped training goes on.
+    The state at an evaluation is kept in the file `snapshot`, at most every SNAPSHOT_SECONDS; a stopped training goes
+    on from there.
     """
     seeds = sorted({run.seed for run in runs})
     owner = torch.tensor([seeds.index(run.seed) for run in runs], device=device)
@@ -159,6 +163,7 @@ def train(
     if state is not None:
         losses, errors = [*state["losses"].to(device)], [*state["errors"].to(device)]
     done = steps[len(losses) - 1] if losses else 0
+    kept = time.monotonic()
     with _bar(console) as bar:
         drawn = partial(scales, pool, setting, runs)
         training = Training(networks, batch, drawn, rates(setting, runs), done=done, state=state)
@@ -170,9 +175,10 @@ def train(
             loss, error = judged(step)
             losses.append(loss)
             errors.append(error)
-            if snapshot is not None and step:
+            if snapshot is not None and step and time.monotonic() - kept >= SNAPSHOT_SECONDS:
                 so_far = {"losses": torch.stack(losses), "errors": torch.stack(errors)}
                 write_snapshot(snapshot, identity, {**training.state(), **so_far})
+                kept = time.monotonic()
     loss_RE, error_RED = torch.stack(losses, 1), torch.stack(errors, 1)
     floor_RED = loss_RE.unsqueeze(2) * evaluate.noise.unsqueeze(1)
     return {

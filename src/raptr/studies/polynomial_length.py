@@ -6,7 +6,7 @@ Settings are those of `polynomial`, but for the number of steps: the stages and 
 
     OUT/polynomial-length/N/        the runs of N steps, as `polynomial` keeps them
 
-The lengths run one after the other, the shortest first. A stopped study goes on from the last evaluation of the runs
+The lengths run one after the other, the shortest first. A stopped study goes on from the last snapshot of the runs
 it was at.
 """
 
@@ -33,10 +33,10 @@ class Lengths:
     rates: dict[str, tuple[float, ...]]
 
 
-# The best rates of the polynomial study at 40,000 steps, and half of them.
+# The best rates of a wider search at 40,000 steps (docs/log.md), and half of them.
 FULL_SIZE = Lengths(
     Setting(),
-    steps=(40_000, 160_000),
+    steps=(40_000, 80_000),
     rates={"full": (1e-4, 2e-4), "raptr": (1e-4, 2e-4), "pld-matched": (2e-4, 4e-4)},
 )
 SMALL_SIZE = Lengths(

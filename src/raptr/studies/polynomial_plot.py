@@ -21,11 +21,16 @@ LINES = {"raptr-none": "--", "pld-matched": "--"}
 KINDS = ("low", "middle", "high")
 
 
+def degree_groups(degrees: int) -> list[list[int]]:
+    """Low, middle and high degrees, counted from 0."""
+    edges = [round(third * degrees / 3) for third in range(4)]
+    return [list(range(start, stop)) for start, stop in pairwise(edges)]
+
+
 def plot(result: dict[str, Any]) -> Figure:
     """The evaluation loss, and the error of low, middle and high degrees, over the steps."""
     degrees = result["setting"]["degrees"]
-    edges = [round(third * degrees / 3) for third in range(4)]
-    groups = [list(range(start, stop)) for start, stop in pairwise(edges)]
+    groups = degree_groups(degrees)
     figure = Figure(figsize=(13, 4.3), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 4)
     for axes in panels[2:]:

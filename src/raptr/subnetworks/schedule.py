@@ -185,10 +185,10 @@ def checked_step(step: SupportsIndex, last: int) -> int:
     return number
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str, name: str = "schedule") -> tuple[int, ...]:
     """Read `6-8-10-12` as (6, 8, 10, 12)."""
     if not isinstance(text, str) or not re.fullmatch(r"\d+(-\d+)*", text):
-        raise ValueError(f"schedule is {text!r}; sizes joined by hyphens are allowed, such as 6-8-10-12")
+        raise ValueError(f"{name} is {text!r}; sizes joined by hyphens are allowed, such as 6-8-10-12")
     return tuple(int(size) for size in text.split("-"))
 
 

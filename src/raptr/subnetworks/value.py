@@ -34,7 +34,9 @@ class Subnetwork:
 
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
     residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer, and
-    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`).
+    the attention (MLP) branch is multiplied by `head_scale` (`part_scale`). `head_gates` and `part_gates` fade heads
+    and parts in: one gate each, the same in every layer, that multiplies what makes it (None: all are 1). A layer
+    that keeps some of its heads (parts) has no such gates.
     """
 
     scales: tuple[float, ...]
@@ -43,14 +45,19 @@ class Subnetwork:
     parts: Kept | None = None
     head_scale: float = 1.0
     part_scale: float = 1.0
+    head_gates: tuple[float, ...] | None = None
+    part_gates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        for scale in (*self.scales, self.head_scale, self.part_scale):
+        gates = (*(self.head_gates or ()), *(self.part_gates or ()))
+        for scale in (*self.scales, self.head_scale, self.part_scale, *gates):
             if not (math.isfinite(scale) and scale >= 0):
                 raise ValueError(f"subnetwork: a scale is {scale!r}; finite numbers from 0 on are allowed")
         for axis, kept in (("heads", self.heads), ("parts", self.parts)):
             if kept is None:
                 continue
+            if (self.head_gates if axis == "heads" else self.part_gates) is not None:
+                raise ValueError(f"subnetwork: {axis} are both chosen and under gates; one of the two is allowed")
             if len(kept) != len(self.scales):
                 raise ValueError(f"subnetwork: {axis} has {len(kept)} entries for {len(self.scales)} layers")
             for layer in self.kept:
@@ -83,5 +90,14 @@ class Subnetwork:
     @property
     def digest(self) -> str:
         """A short fingerprint, equal exactly for equal subnetworks."""
-        fields = (self.scales, self.scaled, self.heads, self.parts, self.head_scale, self.part_scale)
+        fields: tuple[object, ...] = (
+            self.scales,
+            self.scaled,
+            self.heads,
+            self.parts,
+            self.head_scale,
+            self.part_scale,
+        )
+        if (self.head_gates, self.part_gates) != (None, None):  # records name subnetworks from before there were gates
+            fields = (*fields, self.head_gates, self.part_gates)
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()

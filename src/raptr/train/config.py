@@ -193,12 +193,20 @@ class Config:
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
-        widths = {"heads", "parts"} & {key for key, value in self.method.items() if value is not None}
-        if widths and self.optimizer.idle == "skip":
-            raise ValueError(
-                f"optimizer.idle is 'skip' with method.{min(widths)}; idle heads and parts are slices of a tensor "
-                "that has a gradient, so only zero is allowed"
-            )
+        stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
+        for axis in ("heads", "parts"):
+            if self.optimizer.idle == "skip" and any(getattr(p, axis) < getattr(shape, axis) for p, shape in stages):
+                raise ValueError(
+                    f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
+                    "that has a gradient, so only zero is allowed"
+                )
+            widened = any(getattr(shape, axis) < getattr(method.target, axis) for _, shape in stages)
+            if self.optimizer.name == "adafactor" and widened:
+                raise ValueError(
+                    f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
+                    "tensors: its means over whole rows and columns cannot be split between old and new. "
+                    "Use adamw or muon."
+                )
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Config":

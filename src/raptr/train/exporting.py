@@ -83,13 +83,16 @@ def exporter_of(config: ModelConfig) -> Exporter:
 def judged(method: Method, step: int) -> Subnetwork:
     """The model that evaluation judges after `step` steps, or a sentence where no stock model can hold it."""
     subnetwork = method.evaluated(step)
-    scales = sorted({scale for scale in subnetwork.scales if scale not in (0, 1)})
-    if subnetwork.scaled == "layer" and scales:
+    gates = {*(subnetwork.head_gates or ()), *(subnetwork.part_gates or ())} - {1}
+    scales = {*subnetwork.scales} - {0, 1} if subnetwork.scaled == "layer" else set()
+    if gates or scales:
+        numbers = ", ".join(f"{number:.3g}" for number in sorted(gates or scales))
         branches = ", or train with method.scaled=branches" if "scaled" in method.settings() else ""
         raise ValueError(
-            f"after {step:,} of {method.steps:,} steps, method {method.name} multiplies whole layers by "
-            f"{', '.join(f'{scale:.3g}' for scale in scales)}, which a stock model cannot do. Export a step at which "
-            f"every scale is 1, or an unscaled part with layers from 1 to {subnetwork.layers}{branches}."
+            f"after {step:,} of {method.steps:,} steps, method {method.name} multiplies "
+            f"{'heads or MLP parts' if gates else 'whole layers'} by {numbers}, which a stock model cannot do. "
+            f"Export a step at which every scale is 1, or an unscaled part with layers from 1 to "
+            f"{subnetwork.layers}{branches}."
         )
     return subnetwork
 

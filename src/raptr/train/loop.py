@@ -188,7 +188,7 @@ class Trainer:
         """Make the model and what the optimizer knows those of a larger shape."""
         plan, before = self.method.growth(self.shape, shape), self.tensors()
         self.build(shape)
-        state = grow(plan, before, self.weights(), layers=self.model.LAYERS, outputs=self.model.OUTPUTS)
+        state = grow(plan, before, self.weights(), self.model)
         load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
@@ -392,8 +392,8 @@ class Trainer:
         return self.step * self.config.train.batch * self.config.data.length
 
     def cost(self, subnetwork: Subnetwork) -> Flops:
-        """The FLOPs of an optimizer step under this subnetwork."""
-        return flops(self.dimensions, subnetwork, **self._batch())
+        """The FLOPs of an optimizer step under this subnetwork of the model as it is now."""
+        return flops(self.model.config, subnetwork, **self._batch())
 
     def _batch(self) -> dict[str, Any]:
         config = self.config

@@ -26,6 +26,7 @@ from raptr.distributed.sharding import whole
 from raptr.models.model import fused_maps
 from raptr.models.roles import layer_matrices, roles
 from raptr.train.adafactor import Adafactor
+from raptr.train.adamw import AdamW
 from raptr.train.idle import Policy
 from raptr.train.muon import Muon
 
@@ -119,7 +120,7 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
         parts = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
         return Adafactor(part_groups(model, parts), lr=settings.peak)
     matrices = {name: fused_maps(model, name) for name in layer_matrices(model)} if settings.name == "muon" else {}
-    adamw = torch.optim.AdamW(
+    adamw = AdamW(
         decay_groups(model, settings.weight_decay, without=matrices),
         lr=settings.peak,
         betas=(settings.beta1, settings.beta2),

@@ -215,9 +215,11 @@ def test_fill_mask(model: Bert, tokenizer: Tokenizer, vocabulary: Vocabulary, fo
         (Subnetwork((1.0, 0.5, 1.0, 1.0, 1.0)), r"layer 2 .*0\.5.* 1 "),
         (Subnetwork((1.0,) * 5, heads=((0, 2),) * 5), "layer 1 .*2 of 4 heads"),
         (Subnetwork((1.0,) * 5, parts=((0, 1, 2),) * 5), "layer 1 .*3 of 4 MLP parts"),
+        (Subnetwork((1.0,) * 5, head_gates=(1.0, 1.0, 0.5, 0.5)), "heads.*gate"),
+        (Subnetwork((1.0,) * 5, part_gates=(1.0, 1.0, 0.5, 0.5)), "MLP parts.*gate"),
         (Subnetwork.full(4), "4 layers.* 5"),
     ],
-    ids=["whole-layer", "heads", "parts", "layers"],
+    ids=["whole-layer", "heads", "parts", "head gates", "part gates", "layers"],
 )
 def test_refused_subnetworks(model: Bert, vocabulary: Vocabulary, subnetwork: Subnetwork, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -1,0 +1,123 @@
+"""AdamW with a step count for each row, against a reference written out row by row and against torch's own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raptr.train.adamw import AdamW
+from raptr.train.optimizer import load_state, state_tensors
+
+ADAM: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
+SHAPES = [((6, 4), (6, 1)), ((4, 6), (1, 6)), ((6,), (6,))]  # a parameter's, and that of its step count
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def gradient(shape: tuple[int, ...], step: int) -> Tensor:
+    values = torch.arange(1.0, 1 + torch.Size(shape).numel())
+    return torch.sin(values * (step + 1)).view(shape) * 10.0 ** (step % 3 - 2)
+
+
+class One(nn.Module):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(gradient(shape, 100) * 10)
+
+
+def with_counts(model: One, counts: Tensor, fused: bool = False) -> AdamW:
+    """An optimizer that has taken so many steps with each row; the moments are those of rows of that age."""
+    optimizer = AdamW(model.parameters(), **ADAM, fused=fused)
+    moment, aged = gradient(tuple(model.weight.shape), 7), (counts > 0).to(counts.dtype)
+    load_state(
+        optimizer,
+        model,
+        {"step.weight": counts, "exp_avg.weight": moment * aged, "exp_avg_sq.weight": moment**2 * aged},
+    )
+    return optimizer
+
+
+def reference(weight: Tensor, state: dict[str, Tensor], g: Tensor) -> None:
+    """Adam with decoupled decay, a step count for each element, as its paper writes it."""
+    (b1, b2), m, v, t = ADAM["betas"], state["exp_avg.weight"], state["exp_avg_sq.weight"], state["step.weight"]
+    t += 1
+    weight -= ADAM["lr"] * ADAM["weight_decay"] * weight
+    m.copy_(b1 * m + (1 - b1) * g)
+    v.copy_(b2 * v + (1 - b2) * g * g)
+    weight -= ADAM["lr"] * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + ADAM["eps"])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("shape", "counted"), SHAPES)
+def test_each_row_is_corrected_by_its_own_count(shape: tuple[int, ...], counted: tuple[int, ...]) -> None:
+    model, counts = One(shape), torch.tensor([1000.0, 1000, 40, 40, 0, 0]).view(counted)
+    optimizer = with_counts(model, counts)
+    expected = model.weight.detach().clone()
+    state = {name: tensor.clone() for name, tensor in state_tensors(optimizer, model).items()}
+    for step in range(6):
+        model.weight.grad = gradient(shape, step)
+        optimizer.step()
+        assert model.weight.grad is not None  # whoever looks at gradients afterwards finds them
+        reference(expected, state, gradient(shape, step))
+        torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-13, atol=1e-15)
+    assert optimizer.state[model.weight]["step"].flatten().tolist() == [1006, 1006, 46, 46, 6, 6]
+
+
+@pytest.mark.parametrize(("shape", "counted"), SHAPES)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("age", [0, 3, 1000])
+def test_rows_of_one_age_are_those_of_torch(
+    shape: tuple[int, ...], counted: tuple[int, ...], fused: bool, age: int
+) -> None:
+    model, plain = One(shape), One(shape)
+    optimizer = with_counts(model, torch.full(counted, float(age)), fused)
+    other = with_counts(plain, torch.tensor(float(age)), fused)
+    if age == 0:
+        other.state.clear()  # torch's own beginning
+    for step in range(6):
+        for each, steps in ((model, optimizer), (plain, other)):
+            each.weight.grad = gradient(shape, step)
+            steps.step()
+        torch.testing.assert_close(model.weight, plain.weight, rtol=0, atol=1e-7)
+
+
+def test_one_count_for_all_rows_would_be_wrong() -> None:
+    """What the count of its own is for: a first update of the size of the learning rate."""
+    model = One((6, 4))
+    optimizer = with_counts(model, torch.tensor([1000.0] * 4 + [0.0] * 2).view(6, 1))
+    before = model.weight.detach() * (1 - ADAM["lr"] * ADAM["weight_decay"])
+    model.weight.grad = torch.ones(6, 4)
+    optimizer.step()
+    torch.testing.assert_close(before[4:] - model.weight.detach()[4:], torch.full((2, 4), ADAM["lr"]))
+
+
+def test_other_parameters_take_torchs_steps_bit_for_bit() -> None:
+    models = [nn.Linear(4, 6) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours, torchs = AdamW(models[0].parameters(), **ADAM), torch.optim.AdamW(models[1].parameters(), **ADAM)
+    for step in range(5):
+        for model, optimizer in zip(models, (ours, torchs), strict=True):
+            model.weight.grad, model.bias.grad = gradient((6, 4), step), gradient((6,), step)
+            if step == 3:
+                model.bias.grad = None
+            optimizer.step()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert ours.state[one].keys() == torchs.state[other].keys()
+        assert all(torch.equal(ours.state[one][kind], torchs.state[other][kind]) for kind in ours.state[one])
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    model = One((6, 4))
+    optimizer = with_counts(model, torch.arange(6.0).view(6, 1))
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert torch.equal(model.weight, before)
+    assert optimizer.state[model.weight]["step"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
