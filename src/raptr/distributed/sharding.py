@@ -71,6 +71,15 @@ def part(whole: Tensor, like: Tensor) -> Tensor:
     return whole.flatten()[first : first + mine.numel()].view_as(mine) if is_sharded(like) else whole
 
 
+def laid_out(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which every process has, laid out as one of the same shape."""
+    if not is_sharded(like) or whole.shape != like.shape:
+        return whole
+    rows = part(whole, like).contiguous()
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor, which all processes have to ask for."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
