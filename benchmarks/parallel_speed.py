@@ -30,6 +30,7 @@ from raptr.train.run import RunFolder, environment
 WAYS: dict[str, dict[str, str]] = {  # of these settings; without an engine, in this process alone
     "one process, skip": {"execution": "skip"},
     "one process, gather": {"execution": "gather"},
+    "one process, shared": {"execution": "shared"},  # the paper's form
     "ddp, skip": {"execution": "skip", "parallel": "ddp"},
     "ddp, gather": {"execution": "gather", "parallel": "ddp"},
     "fsdp": {"execution": "skip", "parallel": "fsdp"},

@@ -28,13 +28,14 @@ DDP = signature(DistributedDataParallel.__init__).parameters
 SOME = ["decoder, raptr, zero, accumulated", "bert, stacking, recomputed"]
 SHORT = ["bert, gather", "bert, msg in width"]
 SHARDED = [case for case in CASES if case not in ("bert, raptr", "bert, gather", "bert, muon")]
+BESIDE = {"async_checkpoints": True, "checkpoint_every": 3}
 OWN = [way for way in WAYS if "running" not in way or "skip_all_reduce_unused_params" in DDP]
 JOBS: dict[int, list[dict[str, Any]]] = {
     4: [
         *({"case": case, "engine": "hsdp", "run": f"hsdp-4/{case}", "train": {"shards": 2}} for case in SOME),
         # After one step half of the layers have not run yet, and have no optimizer state.
-        {"case": "bert, raptr", "engine": "hsdp", "run": "elastic", "until": 1, "train": {"shards": 2}},
-        {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 12},
+        {"case": "bert, raptr", "engine": "hsdp", "run": "elastic", "until": 1, "train": {"shards": 2, **BESIDE}},
+        {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 12, "train": BESIDE},
     ],
     2: [
         *({"case": case, "engine": "ddp", "run": f"ddp-2/{case}"} for case in [*SOME, *SHORT]),

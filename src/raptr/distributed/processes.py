@@ -44,6 +44,7 @@ class Processes:
     here: int = 1  # processes on this machine
     control: dist.ProcessGroup | None = None
     mesh: DeviceMesh | None = None
+    timeout: float = TIMEOUT
 
     @property
     def sharded(self) -> bool:
@@ -78,6 +79,10 @@ class Processes:
         shape = shapes[engine or "ddp"]
         names = ("replicas", "shards")[-len(shape) :]
         return replace(self, mesh=init_device_mesh(device.type, shape, mesh_dim_names=names))
+
+    def apart(self) -> "Processes":
+        """The same with a group of their own for control messages, for what another thread does."""
+        return self if self.control is None else replace(self, control=_control(self.timeout))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of everybody's tensor, on its device."""
@@ -233,9 +238,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
-        control = dist.new_group(backend="gloo", timeout=patience)
-        assert isinstance(control, dist.ProcessGroup)
-        yield Processes(dist.get_rank(), dist.get_world_size(), here, control)
+        yield Processes(dist.get_rank(), dist.get_world_size(), here, _control(timeout), timeout=timeout)
     finally:
         if mine:
             dist.destroy_process_group()
@@ -254,6 +257,12 @@ def named(processes: Processes) -> Iterator[None]:
             f"process {processes.rank} of {processes.size} lost another one, or waited too long for it ({reason}). "
             "The same command continues from the newest checkpoint."
         ) from error
+
+
+def _control(timeout: float) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _network(error: RuntimeError) -> bool:

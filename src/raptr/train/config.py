@@ -69,6 +69,7 @@ class TrainSettings:
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
     checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
     keep: int = field(default=2, metadata=FREE)  # checkpoints
+    async_checkpoints: bool = field(default=False, metadata=FREE)  # written beside training, from copies
     log_every: int = field(default=10, metadata=FREE)
     tracker: str = field(default="tensorboard", metadata=FREE)  # also gets the numbers: train/trackers/
 

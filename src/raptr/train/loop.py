@@ -55,6 +55,7 @@ from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
 from raptr.train.starting import load_start
 from raptr.train.trackers.registry import check_installed
+from raptr.train.writing import Writer
 
 if TYPE_CHECKING:
     from raptr.report import Report
@@ -171,6 +172,7 @@ class Trainer:
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
         self.settings = str(config.mapping())
+        self.writer = Writer(processes, beside=settings.async_checkpoints)
         self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
 
@@ -226,7 +228,7 @@ class Trainer:
             device=self.device,
             step=self.step,
         )
-        with bar, named(self.processes):
+        with bar, named(self.processes), self.writer:
             stopping = self.agree(stop).settle()
             if self.step == 0:
                 self.judge(bar)
@@ -363,10 +365,8 @@ class Trainer:
             eval_loss=self.eval_loss,
             data=self.store.fingerprint,
         )
-        tokenizer = self.store.manifest.tokenizer_sha256
-        state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": tokenizer}
-        keep, processes = self.config.train.keep, self.processes
-        checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=keep, processes=processes)
+        state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": self.store.manifest.tokenizer_sha256}
+        self.writer.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, by name: weights and the optimizer's state."""
