@@ -1,29 +1,35 @@
 """A run of a record once more, by an independent path: is a deficit the method's, or ours?
 
-    python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --seed 0
+    python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --jobs 2
 
 A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
 no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out by
 `attach` and `running`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
 record. Its result goes to docs/results/evidence/control.json, beside the record's loss of the same seed. The two paths
 differ in their initial weights and in rounding, so they should agree as well as two seeds do.
+
+`--jobs 2` makes two runs at once, each in a process of its own; a result is added when its run has ended. `--trial 200`
+makes 200 steps of each run, says how long the whole would take, and adds nothing.
 """
 
 import json
 import math
+import time
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
 
 from raptr import Shape, attach, idle, make_method, running
 from raptr.comparison.record import load_record
-from raptr.data import EvalData, TokenStore, TrainData, open_store
+from raptr.data import EvalData, TrainData, open_store
 from raptr.data.batch import Batch
 from raptr.data.tokenizer import Vocabulary
 from raptr.files import write_text
@@ -33,6 +39,19 @@ from raptr.objectives.mlm import MaskedLM
 from raptr.train.run import environment
 
 ROOT = Path(__file__).resolve().parents[1]
+OFTEN = 10  # times that a run says how far it is
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the record that is to be made once more."""
+
+    entry: str
+    config: Mapping[str, Any]
+    peak: float
+    seed: int
+    data: Path
+    trial: int | None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the text of the record, prepared")
     parser.add_argument("--record", type=Path, default=ROOT / "docs/results/long.json")
     parser.add_argument("--entry", action="append", required=True, help="an entry of the record; repeatable")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, action="append", help="repeatable (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once (1)")
+    parser.add_argument("--trial", type=int, help="make so many steps, say how long a run takes, add nothing")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/evidence/control.json")
     options = parser.parse_args(arguments)
     record, store = load_record(options.record), open_store(options.data)
@@ -52,23 +73,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for entry in options.entry:
         if entry not in record["configs"]:
             parser.error(f"--entry is {entry!r}; the record has {', '.join(record['configs'])}")
-    for entry in options.entry:
-        best = next(row["peak"] for row in record["best"] if row["label"] == entry)
-        same = [
-            run for run in record["runs"] if (run["label"], run["peak"], run["seed"]) == (entry, best, options.seed)
-        ]
-        config = record["configs"][entry]
-        loss = train(config, store, peak=best, seed=options.seed, name=entry)
-        known = json.loads(options.out.read_text("utf-8")) if options.out.exists() else []
-        result = {"entry": entry, "seed": options.seed, "peak": best, "steps": config["train"]["steps"], "loss": loss}
-        result |= {"record": same[0]["loss"] if same else None, "environment": environment()}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(options.out, json.dumps([*known, result], indent=1) + "\n")
-        print(f"{entry}, seed {options.seed}: {loss:.4f}, in the record {result['record']}")
+    best = {row["label"]: row["peak"] for row in record["best"]}
+    runs = [
+        Run(entry, record["configs"][entry], best[entry], seed, options.data, options.trial)
+        for seed in options.seed or [0]
+        for entry in options.entry
+    ]
+    known = {(run["label"], run["peak"], run["seed"]): run["loss"] for run in record["runs"]}
+    for run, loss in _made(runs, options.jobs):
+        if run.trial is None:
+            _add(options.out, run, loss, known.get((run.entry, run.peak, run.seed)))
 
 
-def train(config: Mapping[str, Any], store: TokenStore, *, peak: float, seed: int, name: str) -> float:
-    """The held-out loss of the full model after a run with these settings."""
+def _made(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, float]]:
+    """Each run with its held-out loss, as it ends."""
+    if jobs == 1:
+        for run in runs:
+            yield run, train(run)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        made = {pool.submit(train, run): run for run in runs}
+        for ended in as_completed(made):
+            yield made[ended], ended.result()
+
+
+def _add(path: Path, run: Run, loss: float, recorded: float | None) -> None:
+    """Add a result to the file."""
+    known = json.loads(path.read_text("utf-8")) if path.exists() else []
+    result = {"entry": run.entry, "seed": run.seed, "peak": run.peak, "steps": run.config["train"]["steps"]}
+    result |= {"loss": loss, "record": recorded, "environment": environment()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps([*known, result], indent=1) + "\n")
+    print(f"{run.entry}, seed {run.seed}: {loss:.4f}, in the record {recorded}", flush=True)
+
+
+def train(run: Run) -> float:
+    """The held-out loss of the full model after a run of its own settings; a trial ends after its steps."""
+    config, seed, store = run.config, run.seed, open_store(run.data)
     settings, size, length = config["train"], config["model"], config["data"]["length"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
@@ -88,8 +129,8 @@ def train(config: Mapping[str, Any], store: TokenStore, *, peak: float, seed: in
     objective, routed = MaskedLM(store.vocabulary), attach(model)
     data = TrainData(store, objective.window(length), settings["batch"], seed)
     decay = math.ceil(round(given["decay"] * steps, 6))
-    for step in track(range(steps), description=name):
-        rate = peak * min(1.0, (step + 1) / max(1, given["warmup"]), (steps - step) / max(1, decay))
+    for step in _told(run, steps):
+        rate = run.peak * min(1.0, (step + 1) / max(1, given["warmup"]), (steps - step) / max(1, decay))
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = objective.training(data.windows(step), seed).to(device)
@@ -102,6 +143,18 @@ def train(config: Mapping[str, Any], store: TokenStore, *, peak: float, seed: in
         optimizer.zero_grad()
     held_out = EvalData(store, objective.window(length), settings["eval_samples"])
     return evaluate(routed, objective, held_out, method, steps, batch=settings["batch"], device=device)
+
+
+def _told(run: Run, steps: int) -> Iterator[int]:
+    """The steps of a run, or of its trial; says now and then how far it is and how long the rest takes."""
+    last = steps if run.trial is None else min(run.trial, steps)
+    begun, every = time.monotonic(), max(1, last // OFTEN)
+    for step in range(last):
+        yield step
+        if (step + 1) % every == 0:
+            each = (time.monotonic() - begun) / (step + 1)
+            left = f"{each * 1000:.0f} ms a step, {each * (steps - step - 1):,.0f} s left of {each * steps:,.0f}"
+            print(f"{run.entry}, seed {run.seed}: step {step + 1:,} of {steps:,}, {left}", flush=True)
 
 
 def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> RobertaPreLayerNormForMaskedLM:

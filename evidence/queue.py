@@ -27,6 +27,7 @@ class Item:
     means: str  # what each outcome would say
     file: Path
     record: Path
+    held: bool = False  # not taken with the others: its own command runs it
 
     def spec(self, data: Path | None) -> dict[str, Any]:
         """The comparison's content with its text at `data`; None: nowhere, to plan without it."""
@@ -37,8 +38,13 @@ class Item:
 
     def text(self, data: Path) -> Path:
         """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
-        source = read_file(self.file)["settings"]["data"]["source"]
+        source = self.source
         return data.with_name(data.name + source.removeprefix(CORPUS)) if source.startswith(CORPUS) else data
+
+    @property
+    def source(self) -> str:
+        """What the comparison calls its text."""
+        return str(read_file(self.file)["settings"]["data"]["source"])
 
     def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
         """What to run; runs that other records of the queue have are taken from there."""
@@ -76,14 +82,16 @@ def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = N
     return Standing(progress.finished, progress.planned, left / _speed(comparison))
 
 
-def _item(entry: Mapping[str, str]) -> Item:
+def _item(entry: Mapping[str, Any]) -> Item:
     name = entry["name"]
     file, record = entry.get("file", f"evidence/{name}.yaml"), entry.get("record", RECORDS / f"{name}.json")
-    return Item(name, " ".join(entry["question"].split()), " ".join(entry["means"].split()), Path(file), Path(record))
+    question, means = (" ".join(entry[key].split()) for key in ("question", "means"))
+    return Item(name, question, means, Path(file), Path(record), entry.get("held", False))
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
-    return tuple(other.record for other in items if other != item)
+    """The records of the other comparisons on the same text."""
+    return tuple(other.record for other in items if other != item and other.source == item.source)
 
 
 def _expected(comparison: Comparison, progress: Progress) -> float:

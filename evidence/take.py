@@ -55,7 +55,7 @@ def take(items: Sequence[Item], options: Namespace) -> None:
     clock.start()
     try:
         stands = _stands(items, options)
-        left = [item for item in there if not _settled(stands[item.name])]
+        left = [item for item in there if not item.held and not _settled(stands[item.name])]
         asked = [item.asked(items, options.data, options.out) for item in left]
         compare_all(asked, device=options.device, jobs=options.jobs, stop=stop)
     finally:
@@ -70,7 +70,7 @@ def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
     for item in items:
         stand = stands[item.name]
         runs = "cannot run" if stand.refused else f"{stand.finished} of {stand.planned}"
-        left = "–" if _settled(stand) else duration(stand.seconds)
+        left = "–" if _settled(stand) else duration(stand.seconds) + (", held back" if item.held else "")
         shown.add_row(item.name, runs, left, item.question)
     return shown
 

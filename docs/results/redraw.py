@@ -1,5 +1,7 @@
 """Draw every figure and table of these pages again, from the records that lie beside them: `make results`.
 
+Also write what `--method auto` chooses by (src/raptr/train/measured.json), from the same records.
+
 A page marks a table by two lines; what stands between them is written here:
 
     <!-- table: NAME -->
@@ -15,12 +17,25 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages import boolean, comparison, corpus, evidence, families, linear, polynomial, speed, stability
+from docs.results.pages import (
+    boolean,
+    comparison,
+    corpus,
+    evidence,
+    families,
+    linear,
+    polynomial,
+    speed,
+    stability,
+    which,
+)
 from docs.results.pages.contract import Page
+from evidence.measured import packaged, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
+MEASURED = ROOT / "src" / "raptr" / "train" / "measured.json"
 PAGES: tuple[Page, ...] = (
     boolean.PAGE,
     *comparison.PAGES,
@@ -31,6 +46,7 @@ PAGES: tuple[Page, ...] = (
     polynomial.PAGE,
     speed.PAGE,
     stability.PAGE,
+    which.PAGE,
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -53,6 +69,7 @@ def redrawn(page: Page, text: str) -> str:
 
 def main() -> None:
     """Write what has changed, and say so."""
+    _write(MEASURED, packaged(read_records()).encode())
     for page in PAGES:
         path = DOCS / f"{page.name}.md"
         _write(path, redrawn(page, path.read_text("utf-8")).encode())

@@ -22,7 +22,6 @@ from raptr.data.prepare.reading import DOCUMENTS
 from raptr.data.prepare.request import HELD_OUT
 from raptr.evaluation.command import finetune
 from raptr.failures import EXIT_CODES, importing, reported, work_in
-from raptr.methods import METHODS
 from raptr.models.registry import planned_size
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
@@ -135,13 +134,11 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
-        from raptr.train.config import BUILTIN
+        from raptr.train.console import say_start
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
-    _say(console, f"run     {folder}")
-    if full.data.source == BUILTIN:
-        _say(console, "text    the Python standard library (--data FOLDER trains on yours)")
+    say_start(full, folder, console, fresh=fresh)
     with work_in(folder):
         result = run_pretraining(
             full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True
@@ -166,7 +163,7 @@ def plan(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: Annotated[str, typer.Option(help=f"The training method: {', '.join(METHODS)}.")] = "raptr",
+    method: MethodOption = "raptr",
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,

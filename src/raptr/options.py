@@ -19,7 +19,12 @@ AverageOption = Annotated[
     ),
 ]
 FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"The training method: {', '.join(METHODS)}.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The training method: {', '.join(METHODS)}, or auto: the best that was measured near this size."
+    ),
+]
 FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
 SetOption = Annotated[

@@ -157,6 +157,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("seed", [1], "seed.*'seeds'"),
         ("entries", {}, "entries.*empty"),
         ("entries", None, "entries is None"),
+        ("entries", {"best": {"name": "auto"}}, r"entries\.best\.name is auto"),
         ("recipe", "dmo", "recipe is 'dmo'.*'demo'"),
         ("seeds", [], r"seeds is \[\]"),
         ("seeds", [1, 1], r"seeds is \[1, 1\]"),

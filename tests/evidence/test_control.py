@@ -56,6 +56,29 @@ def test_the_stock_weights_are_its_own_and_results_are_added(record: Path, store
     assert one["loss"] != pytest.approx(one["record"], abs=1e-6)
 
 
+def test_two_runs_at_once_come_to_what_one_after_the_other_does(
+    record: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    asked = ["--data", str(store.path), "--record", str(record), "--entry", "raptr", "--entry", "full (reduced)"]
+    found = []
+    for jobs in ("1", "2"):
+        out = tmp_path / f"{jobs}.json"
+        control.main([*asked, "--jobs", jobs, "--out", str(out)])
+        found.append({result["entry"]: result["loss"] for result in json.loads(out.read_text())})
+    assert found[0] == found[1]
+    assert set(found[0]) == {"raptr", "full (reduced)"}
+
+
+def test_a_trial_says_how_long_a_run_takes_and_adds_nothing(
+    record: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "control.json"
+    options = ["--data", str(store.path), "--record", str(record), "--entry", "raptr", "--out", str(out)]
+    control.main([*options, "--trial", "2"])
+    assert "step 2 of" in capsys.readouterr().out
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [(["--entry", "nobody"], "nobody"), (["--entry", "raptr", "--record", "gone.json"], "gone.json")],

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evidence import queue, take
+from evidence import law, queue, take
 from raptr.comparison import read_comparison
 from raptr.data import TokenStore
+from raptr.methods import Method
+from raptr.train.advice import place_of, plain_settings, scaled
 from raptr.train.checkpoint import steps
 from tests.comparison.tiny import asked, numbers
 
@@ -108,6 +110,16 @@ def test_it_saves_when_its_minutes_are_over_and_goes_on(
     assert not record(folder, "first").exists()
 
 
+def test_what_is_held_back_is_not_taken(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(tmp_path / "project", store)
+    path = folder / "evidence" / "queue.yaml"
+    first, second = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump([{**first, "held": True}, second]))
+    taken(folder, store, monkeypatch)
+    assert not record(folder, "first").exists()
+    assert record(folder, "second").exists()
+
+
 def test_other_text_than_the_records_is_refused(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +142,9 @@ def test_the_queue_lists_without_its_text(monkeypatch: pytest.MonkeyPatch, capsy
     assert "26 of 26" in said
     items = queue.read_queue()
     assert all(item.name in said for item in items)
-    refused = {item.name for item in items if queue.standing(item, items, Path("none")).refused}
-    assert refused <= {"init-12x256"}  # needs the setting model.init
+    stands = {item.name: queue.standing(item, items, Path("none")) for item in items}
+    assert not [stand.refused for stand in stands.values() if stand.refused]
+    assert not stands["repetition-12x256"].finished  # runs on other text do not count
 
 
 def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +154,63 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
         assert (given["tune"], given["widen"]) == ([0], True)
         assert {"train", "data", "model", "optimizer"} == set(given["settings"])
         assert given["settings"]["train"]["eval_samples"] == 8192
-        if item.name == "init-12x256":
-            continue
         comparison = read_comparison(given)
         spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
         assert spent.pop("full") == 1
-        assert all(given["flops"] - 0.001 < share <= given["flops"] for share in spent.values())
+        assert all(given["flops"] - 0.001 < share <= given["flops"] for share in spent.values()), item.name
+
+
+def test_every_comparison_is_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    files = {path for path in Path("evidence").glob("*.yaml") if path != queue.QUEUE}
+    items = queue.read_queue()
+    assert {item.file for item in items} == files | {Path("examples/long.yaml")}
+    assert len({item.name for item in items}) == len({item.record for item in items}) == len(items)
+
+
+def schedules(name: str) -> dict[str, Method]:
+    """The methods of a comparison of the queue, by label."""
+    (item,) = [item for item in queue.read_queue() if item.name == name]
+    entries = read_comparison(item.spec(None)).entries
+    return {e.label: e.config.make_method(e.config.model.build(8192, e.config.data.length)) for e in entries}
+
+
+def average(method: Method) -> float:
+    return sum(phase.size * (phase.stop - phase.start) for phase in method.phases()) / method.steps
+
+
+def test_comparisons_are_what_their_words_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = schedules("same-steps-12x256")
+    twenty = found["progressive stacking, 20-20-60%"]
+    shares = [(phase.stop - phase.start) / twenty.steps for phase in twenty.phases()]
+    assert shares == pytest.approx([0.2, 0.2, 0.6], abs=1e-3)
+    assert twenty.steps == found["full"].steps == 5800
+    paper = {label: method for label, method in schedules("paper-schedules-12x256").items() if "full" not in label}
+    assert len(paper) == 4
+    for label, method in paper.items():
+        assert average(method) == pytest.approx(9, abs=0.01)
+        assert method.settings()["schedule"] == label
+        assert method.steps == 5800
+    fixed = [method.settings()["fixed"] for method in schedules("paper-fixed-12x256").values() if method.name != "full"]
+    assert len(fixed) == 8
+    for label, method in schedules("growth-12x256").items():
+        if " at " in label:
+            first = method.phases()[0]
+            assert first.stop / method.steps == pytest.approx(float(label.split(" at ")[1]), abs=0.005)
+
+
+def test_the_law_is_tested_on_the_size_that_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (item,) = [item for item in queue.read_queue() if item.name == "kept-back-8x384"]
+    full = read_comparison(item.spec(None)).entries[0].config
+    place = place_of(full, full.model.build(8192, full.data.length))
+    assert item.held
+    assert (place.layers, place.width) == law.KEPT_BACK
+    assert place.tokens_per_weight == pytest.approx(law.KEPT_BACK_LENGTH, abs=0.05)
+    for method in law.METHODS:
+        wanted = scaled(method, place.layers / law.LAYERS, 1.0)
+        assert wanted in [plain_settings(m.name, m.settings()) for m in schedules(item.name).values()]
 
 
 def test_runs_of_the_long_record_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

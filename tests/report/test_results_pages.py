@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from docs.results import redraw
-from docs.results.pages import evidence
+from docs.results.pages import evidence, which
 from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
+from evidence.measured import measurements
+from raptr.train.advice import Place
 
 
 @pytest.mark.parametrize("page", redraw.PAGES, ids=lambda page: page.name)
@@ -44,6 +46,14 @@ def test_the_queue_says_what_is_a_lead_partial_or_not_run() -> None:
     assert "One seed" in part
 
 
+def test_the_control_stands_beside_the_record() -> None:
+    assert "Not run yet" in evidence.control({"control": None})
+    run = {"entry": "raptr, none", "seed": 0, "steps": 5800, "loss": 2.66, "record": 2.6481}
+    shown = evidence.control({"control": [run, {**run, "seed": 3, "record": None}]})
+    assert "| raptr, none | 0 | 5,800 | 2.6600 | 2.6481 (+0.0119) |" in shown
+    assert "| raptr, none | 3 | 5,800 | 2.6600 | – |" in shown
+
+
 PAGE = Page(name="a", records={}, tables={"one": lambda _: "| 1 |"})
 
 
@@ -63,6 +73,7 @@ def test_main_writes_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(redraw, "ROOT", tmp_path)
     monkeypatch.setattr(redraw, "DOCS", tmp_path)
     monkeypatch.setattr(redraw, "RESULTS", tmp_path)
+    monkeypatch.setattr(redraw, "MEASURED", tmp_path / "measured.json")
     monkeypatch.setattr(redraw, "PAGES", (PAGE,))
     page = tmp_path / "a.md"
     page.write_text("<!-- table: one -->\n<!-- end -->\n", encoding="utf-8")
@@ -88,3 +99,28 @@ def test_numbers_are_written_short() -> None:
     assert (with_deviation((0.0242, 0.0077)), with_deviation((None, None))) == ("0.0242 ± 0.008", "diverged")
     assert ranged({"mean": -0.371, "low": -0.377, "high": -0.365}) == "−0.37 (−0.38 to −0.36)"
     assert table(["a", "b"], [["1", ""]]) == "| a | b |\n|---|---|\n| 1 |  |"
+
+
+LONG = Place("bert", "mlm", "bert", 12, 256, 20.0)
+
+
+def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:
+    found = redraw.records(which.PAGE)
+    few = {name: record if name == "long-12x256" else None for name, record in found.items()}
+    for records in (few, found):
+        rows = which.take(records).splitlines()[2:]
+        figure = which.picture(records)
+        assert len(figure.axes) == len({row.split("|")[1] for row in rows})
+    assert "`stacking 6-8-10-12`" in which.take(few)
+    assert "`raptr` +0.071 ± 0.024" in which.take(few)
+    assert "`progressive-stacking`" in which.limits(few)  # not measured
+    assert "examples/long.yaml" in which.commands(few)
+    assert "evidence/" not in which.commands(few)
+
+
+def test_where_nothing_pays_full_training_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = redraw.records(which.PAGE)
+    rows = [row for row in measurements(found) if row.method["name"] == "raptr" and row.place.factor(LONG) < 2]
+    monkeypatch.setattr(which, "measurements", lambda _: rows)
+    assert "| `full` |" in which.take({})
+    assert which.answer({}) == ""

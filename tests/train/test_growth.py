@@ -499,6 +499,13 @@ def test_a_widened_model_is_exported_once_its_gates_are_open(
     family: str, stores: dict[str, TokenStore], tmp_path: Path
 ) -> None:
     chosen = config(stores[family], {"name": "msg", "heads": "2-4", "parts": "1-4", "mask_steps": 3})
+    pretrain(chosen, tmp_path / "run", until=8, console=QUIET)
+    if family == "decoder":
+        stock = json.loads((export(tmp_path / "run") / "config.json").read_text())
+        assert (stock["num_hidden_layers"], stock["num_attention_heads"], stock["intermediate_size"]) == (6, 2, 4)
+    else:
+        with pytest.raises(ValueError, match=r"head_size is 4 .*2 heads.*width 16"):
+            export(tmp_path / "run")
     pretrain(chosen, tmp_path / "run", until=10, console=QUIET)
     with pytest.raises(ValueError, match=r"msg.*heads.*0\.333.*layers from 1 to 6"):
         export(tmp_path / "run")

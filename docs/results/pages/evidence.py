@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.results.pages.contract import Page, Records
+from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.queue import QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL
@@ -47,4 +47,25 @@ def _where(environment: Mapping[str, Any]) -> str:
     return f"{environment['gpu'] or environment['processor']}, {versions}"
 
 
-PAGE = Page("results/evidence", {item.name: str(item.record) for item in ITEMS}, {"queue": sections})
+def control(records: Records) -> str:
+    """The runs that were made once more by an independent path, beside those of the record."""
+    runs = records[CONTROL]
+    if runs is None:
+        return "**Not run yet.**"
+    rows = [
+        [run["entry"], str(run["seed"]), f"{run['steps']:,}", f"{run['loss']:.4f}", _other(run["record"], run["loss"])]
+        for run in runs
+    ]
+    return table(["entry", "seed", "steps", "held-out loss", "in the record (difference)"], rows)
+
+
+def _other(recorded: float | None, loss: float) -> str:
+    return "–" if recorded is None else f"{recorded:.4f} ({'+' if loss > recorded else ''}{fixed(loss - recorded, 4)})"
+
+
+CONTROL = "control"
+PAGE = Page(
+    "results/evidence",
+    {item.name: str(item.record) for item in ITEMS} | {CONTROL: "docs/results/evidence/control.json"},
+    {"queue": sections, "control": control},
+)

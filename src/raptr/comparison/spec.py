@@ -39,6 +39,7 @@ from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
 from raptr.settings import nearest, read
 from raptr.strict_yaml import read_yaml
+from raptr.train.advice import AUTO
 from raptr.train.config import Config, Precision, merged
 from raptr.train.flops import planned_flops
 
@@ -292,6 +293,8 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ValueError(f"entries.{label} is {given!r}; a mapping with a method's name is allowed, as {{name: full}}")
     owned = [entry.name for entry in fields(_Own)]
+    if given["name"] == AUTO:
+        raise ValueError(f"entries.{label}.name is auto; a comparison names its methods: {', '.join(METHODS)}")
     if given["name"] in METHODS:
         settings = {entry.name for entry in fields(METHODS[given["name"]])} - {entry.name for entry in fields(Method)}
         allowed = ["name", *sorted(settings), *owned]

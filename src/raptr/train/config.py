@@ -14,6 +14,8 @@ from raptr.methods import Method, make_method
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read
+from raptr.train import advice
+from raptr.train.advice import AUTO
 from raptr.train.model import FREE, MOST_WIDE, ModelSettings
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
@@ -161,7 +163,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings."""
+    """A complete run. `method` holds the method's name and its settings; `auto` takes what was measured to be best."""
 
     train: TrainSettings
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -179,6 +181,7 @@ class Config:
                 f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
                 f"{', '.join(learnt)}"
             )
+        advice.check(self)
         isolate = self.data.isolate_documents
         self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
@@ -201,8 +204,7 @@ class Config:
                     f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
                     "that has a gradient, so only zero is allowed"
                 )
-            widened = any(getattr(shape, axis) < getattr(method.target, axis) for _, shape in stages)
-            if self.optimizer.name == "adafactor" and widened:
+            if self.optimizer.name == "adafactor" and axis in widened(method):
                 raise ValueError(
                     f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
                     "tensors: its means over whole rows and columns cannot be split between old and new. "
@@ -288,26 +290,35 @@ class Config:
         return self.model.build(self.data.vocabulary, self.data.length).dropout
 
     def following(self, begun: "Config") -> "Config":
-        """The same, `auto` replaced by the device and the precision that a run began with."""
-        return replace(self, train=self.train.following(begun.train))
+        """The same, `auto` replaced by the method, the device and the precision that a run began with."""
+        method = begun.method if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.following(begun.train), method=method)
 
     def resolved(self) -> "Config":
-        """The same, `auto` replaced by the device and the precision that this machine gets."""
-        return replace(self, train=self.train.resolved())
+        """The same, `auto` replaced by the method that is advised and the device and precision that are here."""
+        method = self.mapping()["method"] if self.method["name"] == AUTO else self.method
+        return replace(self, train=self.train.resolved(), method=method)
 
     def make_method(self, dimensions: ModelConfig) -> Method:
         """The training method for a model of these dimensions."""
-        settings = {key: value for key, value in self.method.items() if key != "name"}
+        method = advice.decided(self, dimensions)
+        settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
             if key in settings:
                 raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
         return make_method(
-            self.method["name"],
+            method["name"],
             shape=dimensions.shape,
             steps=self.train.steps,
             seed=self.train.seed,
             **settings,
         )
+
+
+def widened(method: Method) -> list[str]:
+    """The axes, heads and parts, along which the method adds to tensors that there are."""
+    shapes = [method.shape(phase.start) for phase in method.phases()]
+    return [axis for axis in ("heads", "parts") if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def _has_bfloat16(device: torch.device) -> bool:

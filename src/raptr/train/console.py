@@ -1,14 +1,19 @@
-"""What a person sees of a plan and of a measurement."""
+"""What a person sees of a plan, of a measurement of its time, and of what was measured of its method."""
 
 import json
-from typing import TYPE_CHECKING
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from raptr.train.config import Config
+from raptr.train import advice
+from raptr.train.advice import AUTO, SAME, Measured, Place, named
+from raptr.train.config import BUILTIN, Config
 from raptr.train.plan import Plan, plan_run
 from raptr.train.progress import duration
+from raptr.train.run import RunFolder
 
 if TYPE_CHECKING:  # it imports the training loop, which a plan does not need
     from raptr.train.measure import Measurement
@@ -18,12 +23,102 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
     """Print what a run costs, and what was measured of it: tables, or JSON."""
     planned = plan_run(config)
     if as_json:
-        record = planned.json() | ({"measured": measured.json()} if measured else {})
+        record = planned.json() | {"advice": advised(config)} | ({"measured": measured.json()} if measured else {})
         print(json.dumps(record, indent=2), flush=True)
         return
     Console().print(plan_table(planned))
     if measured is not None:
         Console().print(measurement_table(measured))
+    for line in advised(config):
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_start(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
+    """Print where a run is, what is to be said about its method, and what it reads."""
+    lines = [f"run     {run}", *(f"method  {line}" for line in _of_start(config, RunFolder(run), fresh=fresh))]
+    if config.data.source == BUILTIN:
+        lines.append("text    the Python standard library (--data FOLDER trains on yours)")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
+    """What is said about the method of a run that starts, or that goes on with what it began with."""
+    if fresh or not run.config.is_file() or not run.begun():
+        return advised(config)
+    if config.method["name"] != AUTO:
+        return []
+    method = config.following(run.read()).method
+    return [f"The run began with {method['name']} {method.get('schedule', '')}".rstrip() + " and goes on with it."]
+
+
+def advised(config: Config) -> list[str]:
+    """What `auto` chose and what that rests on, or that another method was measured to be better."""
+    dimensions = config.model.build(config.data.vocabulary, config.data.length)
+    place, steps = advice.place_of(config, dimensions), config.train.steps
+    found = advice.best(place, advice.table())
+    if config.method["name"] == AUTO:
+        return _choice(config, place, found)
+    if found is None or not found.place.near(place) or config.model.start is not None:
+        return []
+    method = config.make_method(dimensions)
+    return _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
+
+
+def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
+    """What was chosen, what it rests on, what it costs, and how far this run is from what was measured."""
+    if found is None:
+        nearest = min((row.place for row in advice.table()), key=place.distance)
+        reason = f"At {nearest} no method that was measured ended below full training with the same FLOPs."
+        return [f"auto chose full. {reason}", *_far(place, nearest)]
+    steps, planned = config.train.steps, plan_run(config)
+    settings = found.settings(place.layers, steps)
+    assert settings is not None
+    measured = "it" if settings == found.method else named(found.method)
+    cost = f"It costs {planned.relative_model:.2f} of the FLOPs of full training of the same {steps:,} steps."
+    if found.longer > SAME:
+        cost += (
+            f" By the measured ratio they compare with {steps / found.longer:,.0f} steps of full training; "
+            f"--steps {math.ceil(steps * found.longer)} would compare with {steps:,}."
+        )
+    also = "" if found.to_full.below else f", {found.to_reduced} full training with as few FLOPs"
+    return [
+        f"auto chose {named(settings)}: at {found.place} {measured} ended {found.to_full} full training with "
+        f"{found.flops:.2f} of its FLOPs and {found.longer:.2f} times its steps{also} ({_seeds(found)}, record "
+        f"{found.record}).",
+        cost,
+        *_far(place, found.place),
+    ]
+
+
+def _note(place: Place, own: dict[str, Any], steps: int, found: Measured) -> list[str]:
+    """That the best method ended below the one that is given; nothing where the measurements do not say so."""
+    better, end = f"Note: at {found.place} {named(found.method)} ended", f"--method auto takes {found.method['name']}."
+    if own["name"] == "full":
+        said = f"{better} {found.to_full} full training with {found.flops:.2f} of its FLOPs ({_seeds(found)}); {end}"
+        return [said] if found.to_full.below else []
+    given = advice.matching(place, own, steps, advice.table())
+    if given is None or given.to_reduced.low <= found.to_reduced.high:
+        return []
+    return [
+        f"{better} {found.to_reduced} full training with the same FLOPs ({_seeds(found)}), {named(given.method)} ended "
+        f"{given.to_reduced} it ({_seeds(given)}); {end}"
+    ]
+
+
+def _far(place: Place, measured: Place) -> list[str]:
+    """That a run is far from what was measured."""
+    if not measured.near(place):
+        kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
+        far = f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}"
+        return [f"{far}: nothing near it was measured."]
+    if measured.init != place.init:
+        return [f"That was measured with model.init {measured.init}; your run has {place.init}."]
+    return []
+
+
+def _seeds(row: Measured) -> str:
+    return "one seed, a lead" if row.to_full.seeds == 1 else f"{row.to_full.seeds} seeds"
 
 
 def plan_table(plan: Plan) -> Table:

@@ -94,7 +94,7 @@ class RunFolder:
             settings = load_yaml(self.config.read_text(encoding="utf-8"))
             if not isinstance(settings, dict):
                 raise ValueError("it is no mapping of sections")
-            config = Config.read(_with_fraction(settings))
+            config = Config.read(with_fraction(settings))
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
         starts = self.starts() if config.train.device == "auto" else []
@@ -210,7 +210,7 @@ class RunFolder:
             file.write(text)
 
 
-def _with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
+def with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with optimizer.decay as a fraction: once it was a number of steps, or none for a quarter."""
     optimizer, train = settings.get("optimizer"), settings.get("train")
     if not isinstance(optimizer, dict) or not isinstance(train, dict) or "decay" not in optimizer:

@@ -1,0 +1,243 @@
+"""The page that says which method to take: a picture, a table, and the law, all from the comparisons' records."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from docs.results.pages.contract import Page, Records, fixed, table
+from evidence.law import described
+from evidence.measured import ITEMS, SOURCES, full_training, measurements
+from raptr.methods import METHODS
+from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean, legend_below
+from raptr.train.advice import SEEDS, Difference, Measured, Place, best, named
+
+KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
+SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
+FULL = "full training, all FLOPs"
+# The methods that have a colour, in its order: those that are compared at length; others are grey.
+FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas", "one-layer")
+
+
+def answer(records: Records) -> str:
+    """The advice for the longest training of each kind of model that has three seeds, in a sentence."""
+    rows = measurements(records)
+    sure: dict[str, Measured] = {}
+    for place in sorted(_places(rows), key=lambda place: place.tokens_per_weight):
+        found = best(place, [row for row in rows if row.place == place])
+        if found is not None and found.to_full.seeds >= SEEDS:
+            sure[place.objective] = found
+    return "\n".join(
+        f"**At {row.place} ({KINDS[objective]}) take `{named(row.method)}`**: it ended {row.to_full} full training "
+        f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, in {row.to_full.seeds} seeds."
+        for objective, row in sure.items()
+    )
+
+
+def take(records: Records) -> str:
+    """For each place that was measured: what to take, what that rests on, and what did not pay."""
+    rows, lines = measurements(records), []
+    for place in _places(rows):
+        found = best(place, rows)
+        here = [row for row in rows if row.place == place]
+        worse = [row for row in _one_each(here, rows) if row.to_reduced.low > 0]
+        lines.append(
+            [
+                _model(place),
+                _length(place),
+                "`full`" if found is None else f"`{named(found.method)}`",
+                *(["–"] * 5 if found is None else _basis(found, place)),
+                ", ".join(f"`{row.method['name']}` {_shown(row.to_reduced)}" for row in worse) or "–",
+            ]
+        )
+    head = ["model", "tokens per weight", "take", "its FLOPs", "its steps", "to full", "to reduced", "rests on"]
+    return table([*head, "ended above reduced"], lines)
+
+
+def limits(records: Records) -> str:
+    """What was not measured."""
+    rows = measurements(records)
+    places = _places(rows)
+    sizes = dict.fromkeys(f"{place.layers}×{place.width}" for place in places)
+    lengths = [place.tokens_per_weight for place in places]
+    kinds = dict.fromkeys(KINDS[place.objective] for place in places)
+    others = [name for objective, name in KINDS.items() if objective not in {place.objective for place in places}]
+    said = [
+        f"**Measured**: {_listed(sizes)} (layers × width), {min(lengths):.2g} to {max(lengths):.2g} tokens per weight"
+    ]
+    said[0] += f", {_listed(kinds)}."
+    said.append(f"**Not measured**: any other size or length; {_listed(others)}." if others else "")
+    said.append("There `--method auto` goes by what was measured nearest and says how far that is from your run.")
+    methods = {row.method["name"] for row in rows} | {"full"}
+    if missing := [f"`{name}`" for name in METHODS if name not in methods]:
+        said.append(f"No measurement yet: {_listed(missing)}.")
+    if older := {f"`{row.method['name']}` ({_length(row.place)})" for row in _one_each(rows, rows) if row.older}:
+        said.append(
+            "Measured in [compare.md](compare.md), where every run decayed over as many steps, so that reduced decayed "
+            f"over a larger share of its own, and most ran at one learning rate: {_listed(sorted(older))}."
+        )
+    return " ".join(filter(None, said))
+
+
+def commands(records: Records) -> str:
+    """The command of each record that the page rests on."""
+    used = dict.fromkeys(row.record for row in measurements(records))
+    files = {item.name: str(item.file) for item in ITEMS} | {"compare": "examples/methods.yaml"}
+    lines = [f"raptr compare {files[name]} --out runs/{name} --jobs 7" for name in used]
+    return "\n".join(["```", *lines, "```"])
+
+
+def law(records: Records) -> str:
+    """The law, or what is missing for it."""
+    return described(measurements(records))
+
+
+def picture(records: Records) -> Figure:
+    """Losses relative to full training with the same FLOPs, over tokens per weight: a panel for each model."""
+    rows, full = measurements(records), full_training(records)
+    models = dict.fromkeys(replace(place, tokens_per_weight=1.0) for place in _places(rows))
+    panels = {model: [row for row in rows if replace(row.place, tokens_per_weight=1.0) == model] for model in models}
+    shown = [name for name in (*FIRST, *METHODS) if any(row.method["name"] == name for row in rows)]
+    looks = {name: _look(index, name) for index, name in enumerate(dict.fromkeys(shown))}
+    columns = min(3, len(panels))
+    height = -(-len(panels) // columns)
+    size = (8.0, 5.2) if columns == 1 else (4.0 * columns, 1.2 + 3.4 * height)
+    figure = Figure(figsize=size, layout="constrained")
+    lengths = [row.place.tokens_per_weight for row in rows]
+    ends = (min(lengths) / 1.6, max(lengths) * 1.6)
+    grid = figure.subplots(height, columns, squeeze=False, sharey=True).flatten()
+    for axes, (model, own) in zip(grid, panels.items(), strict=False):
+        known = {place: value for place, value in full.items() if replace(place, tokens_per_weight=1.0) == model}
+        axes.set_xscale("log")
+        axes.set_xlim(*ends)
+        _panel(axes, own, known, looks)
+        axes.set_title(_model(model), fontsize=10, color=INK)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes in grid[::columns]:
+        axes.set_ylabel("held-out loss, less that of full training\nwith the same FLOPs (lower is better)", color=INK)
+    handles = [Line2D([], [], color=colour, marker=marker) for colour, marker in looks.values()]
+    handles += [Line2D([], [], color=INK, linestyle="--"), Line2D([], [], color=GREY)]
+    handles += [Line2D([], [], color=GREY, marker="o", fillstyle="none", linestyle="none")]
+    texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: a lead"]
+    legend_below(figure, handles, texts, 4)
+    return figure
+
+
+def _panel(
+    axes: Axes,
+    rows: Sequence[Measured],
+    full: dict[Place, Difference],
+    looks: dict[str, tuple[str, str]],
+) -> None:
+    """The methods of one model, each at its best settings, with 95% intervals."""
+    clean(axes)
+    lengths = sorted({row.place.tokens_per_weight for row in rows})
+    low, high = axes.get_xlim()
+    axes.axhline(0, color=GREY, linewidth=1.2, zorder=1)
+    points = sorted((place.tokens_per_weight, value.mean) for place, value in full.items())
+    wide = [(points[0][0] / 1.25, points[0][1]), *points, (points[-1][0] * 1.25, points[-1][1])]
+    axes.plot(*zip(*wide, strict=True), color=INK, linestyle="--", linewidth=1.2, zorder=1, gid="full")
+    drawn = _one_each(rows, rows)
+    for name, (colour, marker) in looks.items():
+        own = sorted((row for row in drawn if row.method["name"] == name), key=lambda row: row.place.tokens_per_weight)
+        x = [_shifted(row, drawn, list(looks), high / low) for row in own]
+        for one, other in pairwise(zip(x, own, strict=True)):
+            if one[1].method == other[1].method:
+                ends = [row.to_reduced.mean for row in (one[1], other[1])]
+                axes.plot((one[0], other[0]), ends, color=colour, linewidth=1.4, alpha=0.7, gid=name)
+        for place, row in zip(x, own, strict=True):
+            axes.errorbar(
+                place,
+                row.to_reduced.mean,
+                yerr=row.to_reduced.interval,
+                color=colour,
+                marker=marker,
+                markersize=6,
+                capsize=3,
+                fillstyle="full" if row.to_full.seeds >= SEEDS else "none",
+            )
+    axes.set_xlabel("tokens per weight of the layers, in full training", color=INK)
+    axes.xaxis.set_major_locator(FixedLocator(lengths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+
+
+def _shifted(row: Measured, rows: Iterable[Measured], order: Sequence[str], width: float) -> float:
+    """Where a point stands: beside the others at the same length, so that their intervals do not overlap."""
+    names = [name for name in order if any((r.method["name"], r.place) == (name, row.place) for r in rows)]
+    shift = SHIFT * (names.index(row.method["name"]) - (len(names) - 1) / 2)
+    return row.place.tokens_per_weight * math.pow(width, shift)
+
+
+def _one_each(rows: Iterable[Measured], measured: Sequence[Measured]) -> list[Measured]:
+    """Of each method at each place one row: the settings that were measured at most places, then the best.
+
+    So a line is of one method with the same settings where that is possible. Three seeds come before fewer.
+    """
+    found: dict[tuple[Place, str], Measured] = {}
+    counts = Counter(json.dumps(row.method, sort_keys=True) for row in measured)
+
+    def order(row: Measured) -> tuple[bool, int, float]:
+        return row.to_full.seeds < SEEDS, -counts[json.dumps(row.method, sort_keys=True)], row.to_reduced.mean
+
+    for row in sorted(rows, key=order):
+        found.setdefault((row.place, row.method["name"]), row)
+    return list(found.values())
+
+
+def _places(rows: Iterable[Measured]) -> list[Place]:
+    places = {row.place for row in rows}
+    return sorted(places, key=lambda p: (p.family, p.objective, p.width, p.layers, p.init, p.tokens_per_weight))
+
+
+def _basis(found: Measured, place: Place) -> list[str]:
+    page = "compare.md" if found.record == "compare" else f"evidence.md#{found.record}"
+    seeds = "one seed, a lead" if found.to_full.seeds == 1 else f"{found.to_full.seeds} seeds"
+    elsewhere = "" if found.place == place else f", measured at {_model(found.place)}, {_length(found.place)}"
+    return [
+        f"{found.flops:.2f}",
+        f"{found.longer:.2f}×",
+        _shown(found.to_full),
+        _shown(found.to_reduced),
+        f"{seeds}, [{found.record}]({page}){elsewhere}",
+    ]
+
+
+def _model(place: Place) -> str:
+    kind = "" if place.init == "bert" else ", fan-in initial weights"
+    return f"{place.family}, {place.layers} layers of width {place.width}{kind}"
+
+
+def _length(place: Place) -> str:
+    return f"{place.tokens_per_weight:.2g}"
+
+
+def _shown(value: Difference) -> str:
+    interval = "" if value.interval is None else f" ± {value.interval:.3f}"
+    return f"{'+' if value.mean > 0 else ''}{fixed(value.mean, 3)}{interval}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = list(words)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _look(index: int, name: str) -> tuple[str, str]:
+    """Colour and marker of a method; those that were not measured at length are grey."""
+    return COLOURS[FIRST.index(name)] if name in FIRST else GREY, MARKERS[index % len(MARKERS)]
+
+
+PAGE = Page(
+    "results/which-method",
+    SOURCES,
+    {"answer": answer, "take": take, "limits": limits, "commands": commands, "law": law},
+    {"which-method.png": picture},
+)

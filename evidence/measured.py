@@ -1,0 +1,145 @@
+"""What the committed records say about each method: the rows of `raptr.train.advice`, and of the page about them."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from evidence.queue import QUEUE, read_queue
+from raptr.comparison.record import read_rows
+from raptr.comparison.spec import FULL, REDUCED
+from raptr.comparison.table import Mean, Row, finals
+from raptr.models.contract import ModelConfig
+from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
+from raptr.train.config import Config
+from raptr.train.run import with_fraction
+
+ROOT = Path(__file__).resolve().parents[1]
+ITEMS = read_queue(ROOT / QUEUE)
+SOURCES = {item.name: str(item.record) for item in ITEMS} | {"compare": "docs/results/compare.json"}
+DECAY = 0.25  # of the runs that advice rests on: the default
+EPOCHS = 4.0  # of full training; with more, repetition of the text is a part of what is measured
+
+
+def read_records() -> dict[str, Any]:
+    """The records by name; None for one that is not there yet."""
+    paths = {name: ROOT / path for name, path in SOURCES.items()}
+    return {name: json.loads(path.read_text("utf-8")) if path.exists() else None for name, path in paths.items()}
+
+
+def measurements(records: Mapping[str, Any]) -> list[Measured]:
+    """A row for each method at each place; of the same one in several records, that with equal terms and more seeds."""
+    found: dict[str, Measured] = {}
+    for name, record in records.items():
+        for row in [] if record is None else _rows(name, record):
+            key = json.dumps([asdict(row.place), row.method], sort_keys=True)
+            known = found.get(key)
+            if known is None or (known.older, -known.to_full.seeds) > (row.older, -row.to_full.seeds):
+                found[key] = row
+    return list(found.values())
+
+
+def full_training(records: Mapping[str, Any]) -> dict[Place, Difference]:
+    """How far full training of all steps ends below that with the FLOPs of the other entries, by place."""
+    found: dict[Place, tuple[tuple[bool, int], Difference]] = {}
+    for name, record in records.items():
+        if record is None or not _rows(name, record):
+            continue
+        (full,) = [row for row in finals(read_rows(record)) if row.label == FULL]
+        configs = {label: _config(record, label) for label in (FULL, REDUCED)}
+        difference, place = _difference(full.to_reduced), _place(configs[FULL])
+        order = (_older(configs), -difference.seeds)
+        if place not in found or order < found[place][0]:
+            found[place] = (order, difference)
+    return {place: difference for place, (_, difference) in found.items()}
+
+
+def packaged(records: Mapping[str, Any]) -> str:
+    """The content of src/raptr/train/measured.json."""
+    return "[\n" + ",\n".join(json.dumps(_rounded(asdict(row))) for row in measurements(records)) + "\n]\n"
+
+
+def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
+    """The entries of a record that advice can rest on, each at its best learning rate."""
+    table = read_rows(record)
+    final, rates = {row.label: row for row in finals(table)}, Counter(row.label for row in table)
+    widened = record["comparison"].get("widen", False)
+    whole = [label for label, row in final.items() if _searched(row, rates[label], widened)]
+    configs = {label: _config(record, label) for label in whole}
+    if not {FULL, REDUCED} <= configs.keys() or not _usual(record, configs[FULL]):
+        return []
+    made = []
+    for label, config in configs.items():
+        row = final[label]
+        if label in (FULL, REDUCED) or not _alike(config, configs[FULL]):
+            continue
+        assert row.loss is not None
+        assert row.flops is not None
+        made.append(
+            Measured(
+                record=name,
+                entry=label,
+                place=_place(configs[FULL]),
+                method=plain_settings(
+                    config.method["name"], {key: value for key, value in config.method.items() if key != "name"}
+                ),
+                steps=row.steps,
+                full_steps=final[FULL].steps,
+                flops=row.flops,
+                loss=row.loss.mean,
+                to_full=_difference(row.to_full),
+                to_reduced=_difference(row.to_reduced),
+                older=_older(configs),
+            )
+        )
+    return made
+
+
+def _searched(row: Row, rates: int, widened: bool) -> bool:
+    """Whether the search for the entry's learning rate has ended, with its best rate inside the grid."""
+    return row.best and row.loss is not None and not row.edge and (rates > 2 or not widened)
+
+
+def _usual(record: Mapping[str, Any], full: Config) -> bool:
+    """Whether the comparison is at equal FLOPs, with the usual decay, on text that is not repeated too often."""
+    epochs = max((run.get("epochs", 0.0) for run in record["runs"] if run["label"] == FULL), default=0.0)
+    return "flops" in record["comparison"] and full.optimizer.decay == DECAY and epochs <= EPOCHS
+
+
+def _older(configs: Mapping[str, Config]) -> bool:
+    """Whether runs decayed over as many steps, not over the same fraction of their own."""
+    return configs[REDUCED].optimizer.decay != configs[FULL].optimizer.decay
+
+
+def _alike(config: Config, full: Config) -> bool:
+    """Whether an entry differs from full training in nothing but its method, its steps and its learning rate."""
+    same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay) == full.optimizer
+    return same and config.train.precision == full.train.precision and _dimensions(config) == _dimensions(full)
+
+
+def _config(record: Mapping[str, Any], label: str) -> Config:
+    return Config.read(with_fraction(record["configs"][label]))
+
+
+def _place(config: Config) -> Place:
+    return place_of(config, _dimensions(config))
+
+
+def _dimensions(config: Config) -> ModelConfig:
+    return config.model.build(config.data.vocabulary, config.data.length)
+
+
+def _difference(mean: Mean | None) -> Difference:
+    assert mean is not None
+    return Difference(mean.mean, mean.interval, mean.n)
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with six digits: enough to choose by, and the same on every machine."""
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,0 +1,280 @@
+"""Which method to take, by what was measured: the choice of `method.name: auto`.
+
+`measured.json` has what each method came to at each size and length, against full training. `make results` writes it
+from the records of the comparisons (docs/results/), so a new record changes the choice without a change here.
+
+The steps of a run stay as they are given. So a method comes first that in three seeds ended below full training with no
+more steps than that had; then one that did with more steps; then one that did on fewer seeds; then one that ended below
+full training with the same FLOPs, in three seeds before fewer. docs/results/which-method.md has the reasons.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raptr.methods import METHODS
+from raptr.models.contract import ModelConfig
+from raptr.settings import read
+from raptr.subnetworks.schedule import parse_sizes
+
+if TYPE_CHECKING:  # it imports this module
+    from raptr.train.config import Config
+
+AUTO = "auto"  # method.name: take what was measured to be best
+TABLE = Path(__file__).with_name("measured.json")
+SEEDS = 3  # fewer are a lead
+NEAR = 2.0  # a size or a length that differs by a larger factor is far from what was measured
+REACH = 4.0  # methods that were measured within this factor are compared with each other
+SAME = 1.005  # relative steps that count as the same
+OF_STEPS = ("full_start", "mask_steps")  # settings that are a number of steps
+OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference in held-out loss over so many seeds, and the half-width of its 95% interval."""
+
+    mean: float
+    interval: float | None
+    seeds: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval; with one seed, the difference."""
+        return self.mean - (self.interval or 0.0)
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval; with one seed, the difference."""
+        return self.mean + (self.interval or 0.0)
+
+    @property
+    def below(self) -> bool:
+        """Whether it is below 0 with its whole interval."""
+        return self.high < 0
+
+    def __str__(self) -> str:
+        interval = "" if self.interval is None else f" ± {self.interval:.3f}"
+        return f"{abs(self.mean):.3f}{interval} {'below' if self.mean < 0 else 'above'}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A kind of model, its size and the length of its training: what a choice depends on."""
+
+    family: str
+    objective: str
+    init: str
+    layers: int
+    width: int
+    tokens_per_weight: float  # of the layers' weights, in full training
+
+    def factor(self, other: "Place") -> float:
+        """The largest factor between depths, widths or lengths."""
+        return max(max(a / b, b / a) for a, b in zip(self._sizes, other._sizes, strict=True))
+
+    def distance(self, other: "Place") -> float:
+        """How far apart two places are, in doublings."""
+        return math.dist(*([math.log2(size) for size in place._sizes] for place in (self, other)))
+
+    def learns_as(self, other: "Place") -> bool:
+        """Whether both are the same kind of model with the same objective."""
+        return (self.family, self.objective) == (other.family, other.objective)
+
+    def near(self, other: "Place") -> bool:
+        """Whether what was measured at one holds for the other, as far as we know."""
+        return self.learns_as(other) and round(self.factor(other), 3) <= NEAR
+
+    @property
+    def _sizes(self) -> tuple[float, float, float]:
+        return self.layers, self.width, self.tokens_per_weight
+
+    def __str__(self) -> str:
+        size = f"{self.layers} layers of width {self.width}"
+        return f"{size} and {_short(self.tokens_per_weight)} tokens per weight"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an entry of a comparison came to at its best learning rate, against full training of `full_steps` steps."""
+
+    record: str
+    entry: str
+    place: Place
+    method: Mapping[str, Any]  # its name, and the settings that are not its defaults
+    steps: int
+    full_steps: int
+    flops: float  # relative to full training
+    loss: float
+    to_full: Difference
+    to_reduced: Difference  # to full training with the same FLOPs
+    older: bool = False  # decayed over as many steps as full training, not over the same fraction of its own
+
+    @property
+    def longer(self) -> float:
+        """How many times the steps of full training it had."""
+        return self.steps / self.full_steps
+
+    def settings(self, layers: int, steps: int) -> dict[str, Any] | None:
+        """The method for a model of this depth and a run of this length; None where it cannot be carried over."""
+        return scaled(self.method, layers / self.place.layers, steps / self.steps)
+
+
+def scaled(method: Mapping[str, Any], depth: float, length: float) -> dict[str, Any] | None:
+    """A method for a model `depth` times as deep and a run `length` times as long; None where that has no meaning."""
+    made = dict(method)
+    if depth != 1 and any(key in made for key in OF_SHAPE):
+        return None
+    if "schedule" in made:
+        sizes = [_rounded(size * depth) for size in parse_sizes(made["schedule"])]
+        least = min(sizes[-1], 2 if made["name"] == "raptr" else 1)  # of RaPTr two layers are fixed
+        made["schedule"] = "-".join(str(max(least, size)) for size in sizes)
+        if "average" in made:
+            made["average"] = made["average"] * depth
+    return made | {key: _rounded(made[key] * length) for key in OF_STEPS if key in made}
+
+
+@cache
+def table() -> tuple[Measured, ...]:
+    """What was measured, as it is packaged."""
+    return tuple(from_json(json.loads(TABLE.read_text(encoding="utf-8"))))
+
+
+def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    """The measurements of a JSON list."""
+    kinds = {"place": Place, "to_full": Difference, "to_reduced": Difference}
+    return [read(Measured, {**row, **{key: _of(kind, row[key]) for key, kind in kinds.items()}}) for row in rows]
+
+
+def check(config: "Config") -> None:
+    """Refuse `auto` together with what it would have to know."""
+    others = [f"method.{key}" for key, value in config.method.items() if key != "name" and value is not None]
+    others += ["model.start"] if config.model.start is not None else []
+    if config.method["name"] == AUTO and others:
+        raise ValueError(
+            f"method.name is auto with {others[0]}; auto is for new models and chooses every setting of "
+            "the method. Name a method instead."
+        )
+
+
+def decided(config: "Config", dimensions: ModelConfig) -> Mapping[str, Any]:
+    """The method of a configuration and its settings, chosen where that says `auto`."""
+    if config.method["name"] != AUTO:
+        return config.method
+    found = best(place_of(config, dimensions), table())
+    settings = None if found is None else found.settings(dimensions.layers, config.train.steps)
+    return settings or {"name": "full"}
+
+
+def place_of(config: "Config", dimensions: ModelConfig) -> Place:
+    """What the choice for a run depends on."""
+    weights = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
+    tokens = config.train.steps * config.train.batch * config.data.length
+    size = dimensions.init, dimensions.layers, dimensions.width
+    return Place(config.model.family, config.objective.name, *size, tokens / weights)
+
+
+def named(method: Mapping[str, Any]) -> str:
+    """A method with its schedule and its other settings, as a person writes it."""
+    others = [
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in method.items()
+        if key not in ("name", "schedule")
+    ]
+    return " ".join(
+        [
+            method["name"],
+            *([method["schedule"]] if "schedule" in method else []),
+            *([f"({', '.join(others)})"] if others else []),
+        ]
+    )
+
+
+def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
+    """The measurement whose method is to be taken at a place; None: full training.
+
+    Each method is judged by its nearest measurement. Those within a factor of REACH are compared; where there are none,
+    those at the nearest place.
+    """
+    alike = [row for row in measured if row.place.learns_as(place)]
+    alike = alike or [row for row in measured if row.place.family == place.family] or list(measured)
+    reached = [row for row in nearest(place, alike) if row.settings(place.layers, row.steps) is not None]
+    least = min((row.place.distance(place) for row in reached), default=0.0)
+    pool = [row for row in reached if row.place.factor(place) <= REACH]
+    pool = pool or [row for row in reached if row.place.distance(place) == least]
+    return min((row for row in pool if row.to_reduced.below), key=lambda row: _worth(place, row), default=None)
+
+
+def nearest(place: Place, measured: Sequence[Measured]) -> list[Measured]:
+    """Of each method with its settings, the measurement that is nearest."""
+    found: dict[str, Measured] = {}
+    for row in measured:
+        key = json.dumps(row.method, sort_keys=True)
+        if key not in found or _order(place, row) < _order(place, found[key]):
+            found[key] = row
+    return list(found.values())
+
+
+def matching(place: Place, method: Mapping[str, Any], steps: int, measured: Sequence[Measured]) -> Measured | None:
+    """The nearest measurement of a method with these settings; None where it was not measured near this place."""
+    rows = [row for row in measured if row.place.near(place) and _same(row.settings(place.layers, steps), method)]
+    return min(rows, key=lambda row: _order(place, row), default=None)
+
+
+def plain_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's name with those of its settings that are not its defaults."""
+    defaults = {key: _listed(getattr(METHODS[name], key, None)) for key in settings}
+    given = {key: _listed(value) for key, value in settings.items()}
+    if given.get("lengths") == "equal" and given.get("average") is None:
+        given["lengths"] = None  # which is what none means
+    changed = {key: value for key, value in given.items() if value is not None and value != defaults[key]}
+    return {"name": name, **changed}
+
+
+def _worth(place: Place, row: Measured) -> tuple[int, float, float]:
+    """The smaller, the better: what is known of the method, then how near that was measured, then the loss."""
+    as_good, sure = row.to_full.below, row.to_full.seeds >= SEEDS
+    if as_good and sure:
+        rank = 0 if row.longer <= SAME else 1
+    elif as_good:
+        rank = 2
+    else:
+        rank = 3 if sure else 4
+    return rank, round(row.place.distance(place), 3), row.to_full.mean
+
+
+def _order(place: Place, row: Measured) -> tuple[float, bool, bool, int]:
+    other_init = row.place.init != place.init
+    return round(row.place.distance(place), 6), other_init, row.older, -row.to_full.seeds
+
+
+def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
+    """Whether two methods have the same settings, up to what rounding to whole steps changes."""
+    if one is None or one.keys() != other.keys():
+        return False
+    pairs = [(one[key], other[key]) for key in one]
+    return all(a == b or (_number(a) and _number(b) and math.isclose(a, b, rel_tol=0.01)) for a, b in pairs)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of(kind: type, given: Mapping[str, Any]) -> Any:
+    return read(kind, given)
+
+
+def _rounded(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
