@@ -28,6 +28,7 @@ DDP = signature(DistributedDataParallel.__init__).parameters
 SOME = ["decoder, raptr, zero, accumulated", "bert, stacking, recomputed"]
 SHORT = ["bert, gather", "bert, msg in width"]
 SHARDED = [case for case in CASES if case not in ("bert, raptr", "bert, gather", "bert, muon")]
+ROUNDED = {"reduce": "bfloat16"}
 BESIDE = {"async_checkpoints": True, "checkpoint_every": 3}
 OWN = [way for way in WAYS if "running" not in way or "skip_all_reduce_unused_params" in DDP]
 JOBS: dict[int, list[dict[str, Any]]] = {
@@ -47,6 +48,8 @@ JOBS: dict[int, list[dict[str, Any]]] = {
         *({"case": "bert, raptr", "engine": e, "run": f"counted-{e}", "bytes": f"{e}.json"} for e in ("ddp", "fsdp")),
         {"case": "bert, muon", "engine": "ddp", "run": "ddp-2, compiled/bert, muon", "train": {"compile": True}},
         {"case": "bert, muon", "engine": "fsdp", "run": "fsdp-2, compiled/bert, muon", "train": {"compile": True}},
+        {"case": "bert, raptr", "engine": "fsdp", "run": "rounded-fsdp", "until": 5, "train": ROUNDED},
+        {"case": "bert, gather", "engine": "ddp", "run": "rounded-ddp", "until": 5, "train": ROUNDED},
         *({"own": way, "run": ""} for way in OWN),
         {"case": "bert, raptr", "engine": "ddp", "run": "elastic", "until": 20},
         {"case": "bert, raptr", "engine": "fsdp", "run": "elastic", "until": 30, "train": {"accumulate": 2}},
@@ -152,3 +155,11 @@ def test_a_loop_of_ones_own_trains_what_one_process_does(folder: Path, way: str)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize(("run", "case"), [("rounded-fsdp", "bert, raptr"), ("rounded-ddp", "bert, gather")])
+def test_gradients_may_be_added_up_in_bfloat16(folder: Path, run: str, case: str) -> None:
+    exact, rounded = (records(place) for place in (folder / "one" / case, folder / run))
+    norms = [next(r["grad_norm"] for r in found if r["kind"] == "train") for found in (exact, rounded)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    assert norms[1] != pytest.approx(norms[0], rel=1e-6)

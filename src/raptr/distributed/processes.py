@@ -95,12 +95,13 @@ class Processes:
         """The mean of everybody's tensor."""
         return tensor if self.control is None else self.sum(tensor) / self.size
 
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one precision by their means over the processes."""
+    def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
+        """Replace tensors of one precision by their means over the processes, added up in this or that `reduce`."""
         while self.control is not None and tensors:
             sizes = accumulate(tensor.numel() for tensor in tensors)
             some = max(1, sum(size <= BUCKET for size in sizes))
             flat = torch.cat([tensor.flatten() for tensor in tensors[:some]])
+            flat = flat if reduce is None else flat.to(reduce)
             dist.all_reduce(flat)
             flat /= self.size
             means = torch.split(flat, [tensor.numel() for tensor in tensors[:some]])
@@ -223,7 +224,7 @@ class Agreement:
 @contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
     """The processes that torchrun started, connected for a while; without torchrun, this one alone."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         yield ALONE
         return
     patience, mine = timedelta(seconds=timeout), not dist.is_initialized()

@@ -44,10 +44,10 @@ def reduce_now(model: nn.Module, now: bool) -> None:
         model.set_requires_all_reduce(now)
 
 
-def reduce_rest(model: nn.Module, processes: Processes) -> None:
+def reduce_rest(model: nn.Module, processes: Processes, reduce: torch.dtype | None = None) -> None:
     """Average the gradients of a model that is not laid out, after all its backward passes."""
     if not isinstance(model, FSDPModule):
-        processes.average([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        processes.average([parameter.grad for parameter in model.parameters() if parameter.grad is not None], reduce)
 
 
 def reshard(model: nn.Module) -> None:

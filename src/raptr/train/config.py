@@ -131,6 +131,11 @@ class TrainSettings:
             raise ValueError(f"train.precision is {self.precision}, which this GPU cannot compute in. Use float32.")
         return device
 
+    @property
+    def reduced(self) -> torch.dtype | None:
+        """The precision in which gradients are added up between processes; None: their own."""
+        return torch.bfloat16 if self.reduce == "bfloat16" else None
+
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which matrix products have the chosen precision; weights and sums stay float32."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.half(device))

@@ -63,7 +63,7 @@ def build_model(
     with torch.device("meta"):
         model = dimensions.build(seed)
     assert not list(model.buffers()), "to_empty would leave them without values"
-    shard(model, model.blocks, mesh, "losses", reduce=torch.bfloat16 if settings.reduce == "bfloat16" else None)
+    shard(model, model.blocks, mesh, "losses", reduce=settings.reduced)
     model.to_empty(device=device)
     model.initialise(seed)
     return model

@@ -311,7 +311,7 @@ class Trainer:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, share) >> 1)
             reduce_now(self.model, micro == settings.accumulate - 1)
             losses.append(self.execution.backward(self.batch(self.step, share), subnetwork))
-        reduce_rest(self.model, processes)
+        reduce_rest(self.model, processes, settings.reduced)
         return processes.mean(torch.stack(losses).sum())
 
     def batch(self, step: int, share: int = 0) -> Batch:
