@@ -96,19 +96,16 @@ class Processes:
         return tensor if self.control is None else self.sum(tensor) / self.size
 
     def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
-        """Replace tensors of one precision by their means over the processes, added up in this or that `reduce`."""
+        """Replace tensors of one precision by their means over the processes, added up in it or in `reduce`."""
         while self.control is not None and tensors:
-            sizes = accumulate(tensor.numel() for tensor in tensors)
-            some = max(1, sum(size <= BUCKET for size in sizes))
-            flat = torch.cat([tensor.flatten() for tensor in tensors[:some]])
+            fitting = sum(size <= BUCKET for size in accumulate(tensor.numel() for tensor in tensors))
+            some, tensors = list(tensors[: max(1, fitting)]), tensors[max(1, fitting) :]
+            flat = torch.cat([tensor.flatten() for tensor in some])
             flat = flat if reduce is None else flat.to(reduce)
             dist.all_reduce(flat)
             flat /= self.size
-            means = torch.split(flat, [tensor.numel() for tensor in tensors[:some]])
-            torch._foreach_copy_(
-                list(tensors[:some]), [mean.view_as(old) for mean, old in zip(means, tensors, strict=False)]
-            )
-            tensors = tensors[some:]
+            means = torch.split(flat, [tensor.numel() for tensor in some])
+            torch._foreach_copy_(some, [mean.view_as(tensor) for mean, tensor in zip(means, some, strict=True)])
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set anywhere."""

@@ -45,6 +45,7 @@ from raptr.train.checkpoint import Checkpoint, Progress
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import build_model, fill_whole, make_execution
+from raptr.train.finishing import export_run, write_run_report
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
 from raptr.train.opening import check_data, open_data
@@ -127,24 +128,8 @@ def pretrain(
                 result = trainer.train(steps if until is None else min(until, steps), console, stop)
     if result.step < steps or not processes.first:
         return result
-    written = _report(folder) if report else None
-    return replace(result, report=written, model=_export(folder, steps, console) if export else None)
-
-
-def _report(folder: RunFolder) -> "Report":
-    from raptr.report import write_report  # imports matplotlib, which is slow
-
-    return write_report([folder.path], folder.report)
-
-
-def _export(folder: RunFolder, step: int, console: Console) -> Path:
-    from raptr.train.exporting import export  # imports transformers, which is slow
-
-    try:
-        return export(folder.path)
-    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
-        console.print(f"no export: {error}", highlight=False, markup=False, soft_wrap=True)
-        return checkpoint.place_of(folder.checkpoints, step)
+    written = write_run_report(folder) if report else None
+    return replace(result, report=written, model=export_run(folder, steps, console) if export else None)
 
 
 @final
@@ -271,9 +256,10 @@ class Trainer:
         step = self.step + ahead
 
         def digests() -> dict[str, str]:
-            told = {"number": str(step), "data": self.store.fingerprint, "settings": self.settings}
-            if step < self.config.train.steps:
-                told |= {"subnetwork": self.method.subnetwork(step).digest, "batch": self.data.digest(step)}
+            more = step < self.config.train.steps
+            drawn, read = (self.method.subnetwork(step).digest, self.data.digest(step)) if more else ("", "")
+            told = {"number": str(step), "subnetwork": drawn, "batch": read}
+            told |= {"data": self.store.fingerprint, "settings": self.settings}
             return {f"the {name} of step {step}": part for name, part in told.items()}
 
         return self.processes.agree(digests, lambda: stop.asked)
