@@ -1,4 +1,4 @@
-"""Which model families of `transformers` run depth subnetworks through `attach`: every one that can be built tiny.
+"""Which model families of `transformers` run subnetworks through `attach`: every one that can be built tiny.
 
     python -m benchmarks.families [FAMILY ...] [--out FILE.json]
 
@@ -7,6 +7,8 @@ configuration with every dimension shrunk, with random weights and inputs. Then 
 
 - output and gradients of the subnetwork are those of a copy whose other layers were deleted from the list,
 - layers scaled through `running` are those scaled by a forward hook,
+- where `attach` finds heads and MLP parts, output and gradients of some of them are those of a copy in which the output
+  weights of the others are zero,
 - afterwards the whole model gives the output that it gave before, bit for bit.
 
 Each family runs in a process of its own, with a limit on time and memory; the sweep takes about 15 minutes on one core.
@@ -22,6 +24,7 @@ import re
 import resource
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -375,7 +378,7 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
         for kept in choices:
             problem = compare(model, paths, kept, 1.0, given, whole)
             if problem is not None and problem["result"] == "refused" and reached:
-                return found | {"result": reached, "reason": problem["reason"]}
+                return found | {"result": reached, "reason": problem["reason"]} | axes(model, paths, given)
             if problem is not None:
                 return found | problem
         reached = name
@@ -383,7 +386,50 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
         found["scales"] = problem is None
         if problem is not None and problem["result"] != "refused":
             return found | problem
-    return found | {"result": reached}
+    return found | {"result": reached} | axes(model, paths, given)
+
+
+def axes(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Whether some heads and MLP parts run, or what is wrong with those that do."""
+    routed = attach(model, paths)
+    if not routed.anatomies:
+        return {"axes": False}
+    shape = routed.shape
+    scales = tuple(float(layer % LAYERS in (0, LAYERS - 1)) for layer in range(routed.layers))
+    heads, parts = (tuple((layer % units,) for layer in range(routed.layers)) for units in (shape.heads, shape.parts))
+    part = Subnetwork(scales, heads=heads, parts=parts, head_scale=1.5, part_scale=0.5)
+    if shape.heads == 1:
+        part = replace(part, heads=None, head_scale=1.0)
+    try:
+        with running(routed, part):
+            output = output_of(model, given)
+    except ValueError as error:
+        if "only depth is available" not in str(error):
+            raise
+        return {"axes": False}
+    found, reference, factors = gradients(model, output), copy.deepcopy(model), {}
+    names = [f"{blocks.path}.{name}" for blocks in routed.lists for name in blocks.entries()]
+    for layer in part.kept:
+        for path, cut in routed.anatomies[layer].layout.items():
+            kept, scale = (part.heads, part.head_scale) if cut.axis == "heads" else (part.parts, part.part_scale)
+            if cut.dim == 1 and kept is not None:
+                units = routed.anatomies[layer].units(cut.axis)
+                factor = torch.tensor([scale * (unit in kept[layer]) for unit in range(units)])
+                weight = reference.get_submodule(f"{names[layer]}.{path}").get_parameter("weight")
+                factors[f"{names[layer]}.{path}.weight"] = factor.repeat_interleave(weight.shape[1] // units)
+                weight.data.mul_(factors[f"{names[layer]}.{path}.weight"])
+    with running(attach(reference, paths), Subnetwork(scales)):
+        expected = output_of(reference, given)
+    wanted = gradients(reference, expected)
+    if not _close(output, expected):
+        return {"result": "wrong", "reason": "heads and MLP parts: another output than the smaller model's"}
+    if found.keys() != wanted.keys():
+        return {"result": "wrong", "reason": "heads and MLP parts: gradients of other parameters"}
+    # Some gradients are zero but for rounding, which is another with other shapes: that of a bias of keys, for example.
+    least = 1e-3 * max(float(gradient.abs().max()) for gradient in wanted.values())
+    if wrong := [name for name in found if not _close(found[name], wanted[name] * factors.get(name, 1.0), least)]:
+        return {"result": "wrong", "reason": f"heads and MLP parts: another gradient of {wrong[0]}"}
+    return {"axes": True}
 
 
 def run(
@@ -456,10 +502,10 @@ def difference(
     return f"another gradient of {wrong[0]}" if wrong else None
 
 
-def _close(left: Tensor, right: Tensor) -> bool:
+def _close(left: Tensor, right: Tensor, least: float = 1e-6) -> bool:
     if left.shape != right.shape:
         return False
-    return left.numel() == 0 or bool((left - right).abs().max() <= 1e-4 * (right.abs().max() + 1e-6))
+    return left.numel() == 0 or bool((left - right).abs().max() <= 1e-4 * (right.abs().max() + least))
 
 
 def line(family: str, name: str) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
     python -m benchmarks.step_speed --data FOLDER [--case bert/base:256x128 ...]     (a folder made by `raptr prepare`)
     python -m benchmarks.step_speed --data FOLDER --case bert/base:256x128 --peers-only --out peers.json
-    python -m benchmarks.step_speed --data FOLDER --case decoder/100m:64x512 --out decoder_speed.json
+    python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --shared --no-peers --out one.json
+    python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --peers-only --apart --out peers.json
+    python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --shared --objective ul2 --no-peers
 
-FOLDER is prepared for the family's objective (`--objective causal` for a decoder).
+FOLDER is prepared for the family's objective (`--objective causal` for a decoder) or for the one given.
 
 A step is the whole of it: batch(step) from real text, upload, forward, backward, clipping, the check for bad
 numbers, AdamW, and a record every ten steps. All ways are timed in blocks of one run, each in an order of its own, by
@@ -17,14 +19,21 @@ bfloat16 autocast, SDPA, fused AdamW, clipping; no check for bad numbers and no 
 on all positions; `masked positions` gathers the masked ones first, as ours does (a decoder has targets everywhere, so
 there only `all positions` is timed). Each way's share of the products' rate counts its own FLOPs.
 `--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
-that much runs on the CPU, as a trial.
+that much and `--shared` run on the CPU, as a trial.
+
+For models of which only one or two fit: with `--shared` the static models have the weights, the moments and the graph
+memory of the model of which k layers run (only `gather` is timed; peak memory is measured before they are made), and
+with `--apart` the peers are timed one after the other. `--objective ul2` times the k of L layers of that objective,
+with a full step of causal training and one with Adafactor beside them.
 """
 
 import argparse
 import gc
 import json
 import re
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -34,6 +43,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
@@ -51,20 +61,25 @@ from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.objectives.registry import OBJECTIVES
 from raptr.subnetworks import Schedule, Subnetwork
+from raptr.subnetworks.schedule import LENGTHS, Lengths
 from raptr.train.config import Config
+from raptr.train.execution import Gather
 from raptr.train.flops import flops
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MEMORY = "peak memory, bytes"
+FORMS = ("gather", "skip", "zero")
 FOREVER = 10**6  # steps that the runs are planned for; a few are made
 CASES = ("bert/base:256x128", "bert/large:128x128", "bert/large:32x512", "bert/mini:256x128")
-KINDS = {
+KINDS = {  # the first that fits
     "matrix products": r"nvjet|gemm|cutlass|splitK",
-    "attention": r"attention|sdpa|flash",
-    "activation": r"gelu",
-    "normalisation and residuals": r"_norm|add_view|_fused_add|fused_mul",
-    "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm",
+    "attention": r"attention|sdpa|flash|cudnn",
+    "activation": r"gelu|silu|swiglu",
+    "optimizer and clipping": r"multi_tensor_apply|FusedOptimizer|lpnorm|lerp|_copy__div_mean|fused(_add)?_mean_pow",
+    "rotation of queries and keys": r"_cat_|permute|select_backward|transpose",
+    "normalisation and residuals": r"_norm|add_view|_fused_add|fused_mul|pow_rsqrt|pow_sum|unsafe_view_add",
     "cross entropy": r"cross_entropy|log_softmax|nll_loss",
     "copies and casts": r"Memcpy|memcpy|copy|Memset",
 }
@@ -102,14 +117,23 @@ class Case:
 class Bench:
     """The trainers of one case, and for each way a step function and the FLOPs of a step."""
 
-    def __init__(self, case: Case, data: Path) -> None:
+    def __init__(self, case: Case, data: Path, objective: str | None = None) -> None:
         self.case, self.store, self.device = case, open_store(data), torch.device(DEVICE)
+        self.objective = objective or FAMILIES[case.family].objectives[0]
         self.folder = RunFolder(Path(tempfile.mkdtemp()))
         self.folder.path.mkdir(exist_ok=True)
         self.ways: dict[str, Callable[[], None]] = {}
         self.flops: dict[str, float] = {}
 
-    def trainer(self, method: str, execution: str, *, layers: int | None = None, idle: str = "skip") -> Trainer:
+    def trainer(
+        self,
+        method: str,
+        execution: str,
+        *,
+        layers: int | None = None,
+        objective: str | None = None,
+        optimizer: dict[str, Any] | None = None,
+    ) -> Trainer:
         """A run in memory; RaPTr's with scales, which cost more than none."""
         scaling = {"scaling": "sqrt"} if method == "raptr" else {}
         config = Config.read(
@@ -117,7 +141,8 @@ class Bench:
                 "model": {"family": self.case.family, "size": self.case.size, "layers": layers},
                 "method": {"name": method, **scaling},
                 "data": {"length": self.case.length},
-                "optimizer": {"warmup": 1000, "peak": 1e-4, "idle": idle},
+                "objective": {"name": objective or self.objective},
+                "optimizer": {"warmup": 1000, "peak": 1e-4, **(optimizer or {})},
                 "train": {"steps": FOREVER, "batch": self.case.batch, "execution": execution},
             }
         )
@@ -135,8 +160,10 @@ class Bench:
             loss, norm = trainer.optimize(subnetwork)
             if trainer.step % 10 == 0:
                 note = trainer.moment(kind="train", size=subnetwork.size)
-                for reading in trainer.readout.take(note, loss, norm, trainer.finite.first):
-                    self.folder.record({**reading.note, "loss": reading.numbers[0], "seconds": reading.seconds})
+                with (self.folder.path / "records.jsonl").open("a") as file:
+                    for reading in trainer.readout.take(note, loss, norm, trainer.finite.first):
+                        record = {**reading.note, "loss": reading.numbers[0], "seconds": reading.seconds}
+                        file.write(json.dumps(record) + "\n")
 
         self.ways[name] = step
         size = trainer.method.subnetwork(trainer.method.phases()[phase].start).size
@@ -146,7 +173,7 @@ class Bench:
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
         """Add a plain training loop around a loss whose head runs on the targets or on all positions."""
-        objective, steps = OBJECTIVES[FAMILIES[self.case.family].objectives[0]](self.store.vocabulary), count()
+        objective, steps = OBJECTIVES[self.objective](self.store.vocabulary), count()
         data = TrainData(self.store, objective.window(self.case.length), self.case.batch, 0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -192,11 +219,13 @@ def milliseconds(step: Callable[[], object], steps: int) -> float:
 
 
 def matrix_rate() -> float:
-    """FLOP/s of a large bfloat16 matrix product on random numbers; of a small one on a CPU."""
-    side = 8192 if DEVICE == "cuda" else 256
+    """FLOP/s of a large bfloat16 matrix product on random numbers; of a small one on a CPU.
+
+    The largest of many short measurements: a card that was idle is slow at first, and one under load slows down.
+    """
+    side, times = (8192, 40) if DEVICE == "cuda" else (256, 3)
     x = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16)
-    milliseconds(lambda: x @ x, 20)
-    return 2 * side**3 / statistics.median(milliseconds(lambda: x @ x, 20) for _ in range(3)) * 1000
+    return 2 * side**3 / min(milliseconds(lambda: x @ x, 20) for _ in range(times)) * 1000
 
 
 def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any]:
@@ -208,13 +237,7 @@ def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any
 
     def measure(trainer: Trainer, phase: int, kind: str, size: int) -> None:
         bench.way("memory", trainer, phase)
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(3):
-            bench.ways["memory"]()
-        torch.cuda.synchronize()
-        result[kind][str(size)] = torch.cuda.max_memory_allocated()
-        result[f"{kind}, device"][str(size)] = torch.cuda.max_memory_reserved()
-        del bench.ways["memory"]
+        _peak(bench.ways.pop("memory"), result, kind, size)
 
     for size in sizes:
         _collect()
@@ -227,6 +250,17 @@ def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any
     del trainer
     _collect()
     return result
+
+
+def _peak(step: Callable[[], None], result: dict[str, Any], kind: str, name: object) -> None:
+    """Note the most memory of three steps."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    _wait()
+    result[kind][str(name)] = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
+    result[f"{kind}, device"][str(name)] = torch.cuda.max_memory_reserved() if DEVICE == "cuda" else 0
 
 
 def _collect() -> None:
@@ -242,16 +276,19 @@ def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
         _, head, how = name.split(", ")
         if head == "masked positions" and bench.case.family == "decoder":
             continue  # every position is a target
-        stock = Stock(bench.dimensions()).to(bench.device)
+        with bench.device:
+            stock = Stock(bench.dimensions())
         bench.peer(name, stock.model, peer_loss(stock, HEADS[head], how), masked=head == "masked positions")
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float]:
     """Device milliseconds of a step by kind of kernel."""
+    if DEVICE == "cpu":
+        return {}
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         for _ in range(steps):
             step()
-        torch.cuda.synchronize()
+        _wait()
     times: dict[str, float] = defaultdict(float)
     for event in trace.events():
         if event.device_type == torch._C._autograd.DeviceType.CUDA and not event.is_user_annotation:
@@ -261,10 +298,10 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
     return {kind: round(value, 3) for kind, value in sorted(times.items(), key=lambda item: -item[1])}
 
 
-def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
+def measure(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
     """All ways of one case."""
-    bench = Bench(case, data)
-    sizes = [stage.size for stage in Schedule.recommended(case.config.layers, FOREVER).stages]
+    layers = bench.case.config.layers
+    sizes = [stage.size for stage in Schedule.recommended(layers, FOREVER).stages]
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
     raptr = bench.trainer("raptr", "gather")
     skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
@@ -274,26 +311,95 @@ def measure(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str
             bench.way(f"{name} {size}", trainer, phase)
         bench.way(f"static {size}", bench.trainer("full", "gather", layers=size), 0)
     add_peers(bench, peers)
-    timed = interleaved(bench, blocks, steps)
-    whole = (f"gather {sizes[-1]}", f"skip {sizes[-1]}")
+    return {**_timed_sizes(bench, sizes, blocks, steps), "peak memory": stored}
+
+
+def measure_shared(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
+    """The form `gather` and static models, all with the weights, moments and graph memory of one model."""
+    layers = bench.case.config.layers
+    sizes = [stage.size for stage in Schedule.recommended(layers, FOREVER).stages]
+    raptr = bench.trainer("raptr", "gather")
+    stored: dict[str, dict[str, int]] = {"k of L": {}, "k of L, device": {}}
+    for phase, size in enumerate(sizes):
+        bench.way(f"gather {size}", raptr, phase)
+        _peak(bench.ways[f"gather {size}"], stored, "k of L", size)
+    for size in sizes:
+        bench.way(f"static {size}", _sharing(bench.trainer("full", "gather", layers=size), raptr), 0)
+    if bench.objective != FAMILIES[bench.case.family].objectives[0]:
+        first = FAMILIES[bench.case.family].objectives[0]
+        bench.way(f"{first} {layers}", _sharing(bench.trainer("full", "gather", objective=first), raptr), 0)
+        given = {"name": "adafactor", "peak": 1e-3, "clip": 0.0}
+        adafactor = bench.trainer("full", "gather", optimizer=given)
+        bench.way(f"adafactor {layers}", _sharing(adafactor, raptr, moments=False), 0)
+    add_peers(bench, peers)
+    return {**_timed_sizes(bench, sizes, blocks, steps), "peak memory": {"gather": stored}}
+
+
+def _sharing(trainer: Trainer, whole: Trainer, *, moments: bool = True) -> Trainer:
+    """The trainer with the weights, moments and graph memory of another, which has run: only one runs at a time."""
+    theirs = dict(whole.model.named_parameters())
+    for name, parameter in trainer.model.named_parameters():
+        parameter.data = theirs[name].data
+        if moments:
+            trainer.optimizer.state[parameter] = whole.optimizer.state[theirs[name]]
+    assert isinstance(trainer.execution, Gather)
+    assert isinstance(whole.execution, Gather)
+    trainer.execution._memory = whole.execution._memory
+    return trainer
+
+
+def _timed_sizes(bench: Bench, sizes: list[int], blocks: int, steps: int) -> dict[str, Any]:
+    """The times of every way, and what else there is to know of k of L layers."""
+    timed, forms = interleaved(bench, blocks, steps), [form for form in FORMS if f"{form} {sizes[0]}" in bench.ways]
     return {
         **timed,
         "sizes": sizes,
         "synchronising calls": {
-            name: _synchronising(bench.ways[name]) for name in (f"gather {sizes[0]}", f"skip {sizes[0]}")
+            name: _synchronising(bench.ways[name])
+            for name in (f"{form} {sizes[0]}" for form in forms)
+            if not name.startswith("zero")
         },
-        "peak memory": stored,
-        "where the time goes": {name: where_time_goes(bench.ways[name]) for name in whole},
+        "where the time goes": {
+            name: where_time_goes(bench.ways[name])
+            for name in (f"{form} {sizes[-1]}" for form in forms)
+            if not name.startswith("zero")
+        },
     }
 
 
-def measure_peers(case: Case, data: Path, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
-    """Our full model and the peers."""
-    bench = Bench(case, data)
-    layers = case.config.layers
-    bench.way(f"static {layers}", bench.trainer("full", "auto"), 0)
-    add_peers(bench, peers)
-    return interleaved(bench, blocks, steps)
+def measure_peers(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], apart: bool) -> dict[str, Any]:
+    """Our full model and the peers, in turns or one after the other."""
+    ours = f"static {bench.case.config.layers}"
+    bench.way(ours, bench.trainer("full", "auto"), 0)
+    if not apart:
+        add_peers(bench, peers)
+        return interleaved(bench, blocks, steps)
+    results = [_alone(bench, ours, blocks, steps)]
+    for name in peers:
+        add_peers(bench, (name,))
+        if name in bench.ways:
+            results.append(_alone(bench, name, blocks, steps))
+    rates = [one.pop("rate") for one in results]
+    return {
+        **results[0],
+        "milliseconds": {name: times for one in results for name, times in one["milliseconds"].items()},
+        "recompiled graphs": sum(one["recompiled graphs"] for one in results),
+        **{
+            kind: {name: size for one in results for name, size in one[kind].items()}
+            for kind in (MEMORY, f"{MEMORY}, device")
+        },
+        "matrix product each time, FLOP/s": rates,
+    }
+
+
+def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
+    """The times of a way, whose models are then dropped."""
+    stored: dict[str, dict[str, int]] = {MEMORY: {}, f"{MEMORY}, device": {}}
+    result = interleaved(bench, blocks, steps)
+    _peak(bench.ways[name], stored, MEMORY, name)
+    bench.ways.clear()
+    _collect()
+    return {**result, **stored, "rate": matrix_rate()}
 
 
 def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
@@ -330,6 +436,9 @@ def _synchronising(step: Callable[[], None]) -> int:
     """How many calls of 9 steps made the program wait for the device."""
     import warnings
 
+    if DEVICE == "cpu":
+        return 0
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -362,31 +471,35 @@ def tables(result: dict[str, Any], rate: float) -> str:
 def _subnetwork_tables(result: dict[str, Any]) -> list[str]:
     """What the k of L layers add to a case's results: ratios, speed-up, kernels, memory."""
     times, sizes = result["milliseconds"], result["sizes"]
-    lines = ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | speed-up, equal stages | counted | ratio |"]
-    lines.append("|---" * (len(sizes) + 4) + "|")
-    for form in ("gather", "skip", "zero"):
+    lines = ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | stages | speed-up | counted | ratio |"]
+    lines.append("|---" * (len(sizes) + 5) + "|")
+    for form in FORMS:
+        if f"{form} {sizes[0]}" not in times:
+            continue
         ratios = [paired(times[f"{form} {k}"], times[f"static {k}"]) for k in sizes]
-        seen, possible = speed_up(result, form)
-        cells = [*(f"{ratio:.4f}" for ratio in ratios), f"{seen:.4f}", f"{possible:.4f}", f"{seen / possible:.4f}"]
-        lines.append(f"| {form} | {' | '.join(cells)} |")
+        for lengths in LENGTHS:
+            seen, possible = speed_up(result, form, lengths)
+            cells = [*(f"{ratio:.4f}" for ratio in ratios), lengths, f"{seen:.4f}", f"{possible:.4f}"]
+            lines.append(f"| {form} | {' | '.join(cells)} | {seen / possible:.4f} |")
     lines += ["", f"Synchronising: {result['synchronising calls']}.", ""]
     lines += [f"{name}, ms by kind of kernel: {where}" for name, where in result["where the time goes"].items()]
     for form, found in result["peak memory"].items():
-        layer = found["weights and moments of a layer"]
         for k in sizes:
-            allowed = found["static"][str(k)] + (sizes[-1] - k) * layer
-            lines.append(
-                f"peak memory, {form} {k}: {found['k of L'][str(k)] / 2**30:.3f} GiB, {allowed / 2**30:.3f} allowed"
-            )
+            line = f"peak memory, {form} {k}: {found['k of L'][str(k)] / 2**30:.3f} GiB"
+            if "static" in found:
+                allowed = found["static"][str(k)] + (sizes[-1] - k) * found["weights and moments of a layer"]
+                line += f", {allowed / 2**30:.3f} allowed"
+            lines.append(line)
     return lines
 
 
-def speed_up(result: dict[str, Any], form: str) -> tuple[float, float]:
-    """Of equal stages against all layers in every step: by the clock, and counted in FLOPs."""
+def speed_up(result: dict[str, Any], form: str, lengths: Lengths = "equal") -> tuple[float, float]:
+    """Of the stages against all layers in every step: by the clock, and counted in FLOPs."""
     times, names = result["milliseconds"], [f"{form} {k}" for k in result["sizes"]]
-    means = [statistics.mean(block) for block in zip(*(times[name] for name in names), strict=True)]
+    shares = [1.0 if lengths == "equal" else place for place in range(1, len(names) + 1)]
+    means = [fmean(block, shares) for block in zip(*(times[name] for name in names), strict=True)]
     counted = [result["flops"][name] for name in names]
-    return paired(times[names[-1]], means), counted[-1] / statistics.mean(counted)
+    return paired(times[names[-1]], means), counted[-1] / fmean(counted, shares)
 
 
 def paired(ones: list[float], others: list[float]) -> float:
@@ -405,9 +518,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers-only", action="store_true", help="only the full model and the peers")
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this peer; repeatable")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--shared", action="store_true", help="all models with the weights and the memory of one")
+    parser.add_argument("--apart", action="store_true", help="peers one after the other")
+    parser.add_argument("--objective", choices=OBJECTIVES, help="the family's first unless given")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_speed.json")
     parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
     given = parser.parse_args(arguments)
+    given.command = shlex.join(["python", "-m", "benchmarks.step_speed", *(arguments or sys.argv[1:])])
     if given.show:
         there = json.loads(given.out.read_text())
         print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
@@ -422,16 +539,21 @@ def _measure(given: argparse.Namespace) -> None:
     print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
     for number, text in enumerate(given.case or CASES):
         case, timing = Case.parse(text), {"blocks": given.blocks, "steps": given.steps}
+        bench, some = Bench(case, given.data, given.objective), peers if number == 0 and not given.no_peers else ()
         if given.peers_only:
-            result = measure_peers(case, given.data, peers=peers, **timing)
+            result = measure_peers(bench, peers=peers, apart=given.apart, **timing)
+        elif given.shared:
+            result = measure_shared(bench, peers=some, **timing)
         else:
-            some = peers if number == 0 and not given.no_peers else ()
-            result = measure(case, given.data, peers=some, memory=number == 0 and not given.no_memory, **timing)
+            result = measure(bench, peers=some, memory=number == 0 and not given.no_memory, **timing)
+        del bench
         cases.append(result)
-        print(tables(result, rate), flush=True)
         _collect()
+        rate = max(rate, matrix_rate())
+        print(tables(result, rate), flush=True)
         written = {"matrix product, FLOP/s": rate, "blocks": given.blocks, "steps": given.steps, "cases": cases}
-        given.out.write_text(json.dumps({**written, "environment": environment()}, indent=2) + "\n")
+        described = {"command": given.command, "environment": environment()}
+        given.out.write_text(json.dumps({**written, **described}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ counted one is the same of FLOPs. The stock heads run on all positions.
 import argparse
 import gc
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -161,9 +163,17 @@ def raptr(**settings: Any) -> SubnetworkCallback:
 
 
 def measure(
-    name: str, case: Case, *, steps: int, warm: int, rounds: int, compiled: bool, until: float
-) -> dict[str, Any]:
-    """Step times of every way: of full steps, and of each of RaPTr's stages."""
+    name: str,
+    case: Case,
+    *,
+    steps: int,
+    warm: int,
+    rounds: int,
+    compiled: bool,
+    until: float,
+    save: Callable[[dict[str, Any]], None],
+) -> None:
+    """Step times of every way: of full steps, and of each of RaPTr's stages; what is measured is saved at once."""
     model = case.make()
     flops = counted(model, case)
     times: dict[str, list[float]] = {}
@@ -191,16 +201,18 @@ def measure(
             label = f"{way}, {size} layers"
             times.setdefault(label, []).extend(each[stage * steps + warm : (stage + 1) * steps])
         memory[way] = torch.cuda.max_memory_allocated() if GPU else 0
-    return {
-        "case": name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "sequences": case.sequences,
-        "length": case.length,
-        "flops": flops,
-        "milliseconds": {label: summary(values) for label, values in times.items()},
-        "peak memory, bytes": memory,
-        "speed-up": speedups(flops, {label: statistics.median(values) for label, values in times.items()}),
-    }
+        save(
+            {
+                "case": name,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "sequences": case.sequences,
+                "length": case.length,
+                "flops": flops,
+                "milliseconds": {label: summary(values) for label, values in times.items()},
+                "peak memory, bytes": memory,
+                "speed-up": speedups(flops, {label: statistics.median(values) for label, values in times.items()}),
+            }
+        )
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -248,15 +260,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny models, for a trial")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainer_speed.json")
     given = parser.parse_args(arguments)
-    until, results = time.perf_counter() + given.seconds, []
+    command = shlex.join(["python", "benchmarks/trainer_speed.py", *(arguments or sys.argv[1:])])
+    until, results = time.perf_counter() + given.seconds, dict[str, Any]()
     cases = TINY_CASES if given.tiny else CASES
     timing = {"steps": given.steps, "warm": given.warm, "rounds": given.rounds}
-    for name in given.case or CASES:
-        results.append(measure(name, cases[name], **timing, compiled=given.compile, until=until))
-        print(table(results[-1]), flush=True)
-        versions = {package: version(package) for package in ("transformers", "accelerate")}
-        written = {**timing, "schedule": SIZES, "cases": results, "environment": {**environment(), **versions}}
+    versions = {package: version(package) for package in ("transformers", "accelerate")}
+    described = {"command": command, "environment": {**environment(), **versions}}
+
+    def save(result: dict[str, Any]) -> None:
+        results[result["case"]] = result
+        written = {**timing, "schedule": SIZES, "cases": list(results.values()), **described}
         given.out.write_text(json.dumps(written, indent=2) + "\n")
+
+    for name in given.case or CASES:
+        measure(name, cases[name], **timing, compiled=given.compile, until=until, save=save)
+        if name in results:
+            print(table(results[name]), flush=True)
         gc.collect()
         if GPU:
             torch.cuda.empty_cache()

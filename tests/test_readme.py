@@ -32,6 +32,12 @@ def test_the_bert_example_names_the_idle_layers(capsys: pytest.CaptureFixture[st
     assert re.fullmatch(r"layers \[\d, \d, \d\] did not run\n", capsys.readouterr().out)
 
 
+def test_the_example_with_heads_and_parts_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PROGRAMS[2], "guide.md", "exec"), {})
+    # 4 layers with half of the heads and a quarter of the MLP.
+    assert re.fullmatch(r"Shape\(layers=6, heads=4, parts=4\): 1\.\d of 6 layers.*\n", capsys.readouterr().out)
+
+
 def test_the_plan_is_what_the_command_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

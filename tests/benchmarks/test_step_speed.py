@@ -19,7 +19,9 @@ from raptr.models.decoder.config import DecoderConfig
 from raptr.models.init import initialise
 from raptr.models.registry import FAMILIES
 from raptr.objectives.causal import CausalLM
+from raptr.objectives.contract import Objective
 from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.ul2 import UL2
 
 # The compiler looks at every tensor's gradient, and torch then warns of those that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -84,20 +86,68 @@ def test_peers_are_timed_beside_our_full_model(speed: ModuleType, store: TokenSt
     speed.main(["--show", "--out", str(out)])
 
 
-def test_a_decoder_is_timed_beside_the_stock_llama(
-    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = DecoderConfig(layers=2, width=32, heads=4, head_size=8, mlp=64, kv_heads=2)
+def decoder_text(folder: Path, monkeypatch: pytest.MonkeyPatch, objective: type[Objective]) -> Path:
+    """Prepared text; the decoder that reads it is tiny."""
+    tiny = DecoderConfig(layers=4, width=32, heads=4, head_size=8, mlp=64, kv_heads=2)
     monkeypatch.setitem(FAMILIES["decoder"].sizes, "tiny", tiny)
     documents = [Document(f"{i}", f"a text with the number {i} and {i * i}. " * 9) for i in range(40)]
-    data = prepare(tmp_path / "data", lambda: documents, 300, specials=CausalLM.specials).path
-    out = tmp_path / "peers.json"
+    return prepare(folder, lambda: documents, 400, specials=objective.specials).path
+
+
+@pytest.mark.parametrize("apart", [(), ("--apart",)], ids=["in turns", "apart"])
+def test_a_decoder_is_timed_beside_the_stock_llama(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: tuple[str, ...]
+) -> None:
+    data, out = decoder_text(tmp_path / "data", monkeypatch, CausalLM), tmp_path / "peers.json"
     arguments = ["--data", str(data), "--case", "decoder/tiny:4x16", "--blocks", "1", "--steps", "1", "--peers-only"]
-    speed.main([*arguments, "--out", str(out)])
+    speed.main([*arguments, *apart, "--out", str(out)])
     assert vars(family)["initialise"] is initialise  # as before
     case = json.loads(out.read_text())["cases"][0]
-    assert list(case["milliseconds"]) == ["static 2", *(name for name in speed.PEERS if "all positions" in name)]
+    assert list(case["milliseconds"]) == ["static 4", *(name for name in speed.PEERS if "all positions" in name)]
     assert len(set(case["flops"].values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"), [(CausalLM, set()), (UL2, {"causal 4", "adafactor 4"})], ids=["causal", "ul2"]
+)
+def test_models_that_share_weights_are_timed(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: type[Objective], more: set[str]
+) -> None:
+    data, out = decoder_text(tmp_path / "data", monkeypatch, objective), tmp_path / "shared.json"
+    chosen = ["--objective", "ul2"] if more else []
+    arguments = ["--data", str(data), "--case", "decoder/tiny:16x32", "--blocks", "1", "--steps", "1", "--no-peers"]
+    speed.main([*arguments, *chosen, "--shared", "--out", str(out)])
+    case = json.loads(out.read_text())["cases"][0]
+    ways = {f"{form} {size}" for form in ("gather", "static") for size in case["sizes"]}
+    assert case["milliseconds"].keys() == case["flops"].keys() == ways | more
+    assert len(case["sizes"]) > 1
+    assert case["flops"]["gather 4"] == case["flops"]["static 4"]
+    if more:
+        assert case["flops"]["causal 4"] > case["flops"]["adafactor 4"] == case["flops"]["gather 4"]
+    speed.main(["--show", "--out", str(out)])
+
+
+def test_a_shared_model_trains_the_weights_of_the_other(
+    speed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = speed.Bench(speed.Case("decoder", "tiny", 4, 16), decoder_text(tmp_path / "data", monkeypatch, CausalLM))
+    whole = bench.trainer("full", "gather")
+    bench.way("whole", whole, 0)
+    bench.ways["whole"]()
+    first = speed._sharing(bench.trainer("full", "gather", layers=1), whole)
+    before = {name: weight.clone() for name, weight in whole.model.state_dict().items()}
+    bench.way("first", first, 0)
+    bench.ways["first"]()
+    moved = {name for name, weight in whole.model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert moved == {name for name in before if not name.startswith(("blocks.1.", "blocks.2.", "blocks.3."))}
+
+
+def test_stages_are_as_long_as_their_schedule_says() -> None:
+    result = {"sizes": [1, 2], "milliseconds": {"gather 1": [10.0], "gather 2": [20.0]}}
+    counted = {"flops": {"gather 1": 1.0, "gather 2": 3.0}}
+    assert step_speed.speed_up(result | counted, "gather") == pytest.approx((20 / 15, 3 / 2))
+    seen = step_speed.speed_up(result | counted, "gather", "proportional")
+    assert seen == pytest.approx((20 / (10 / 3 + 40 / 3), 3 / (1 / 3 + 2)))
 
 
 @pytest.mark.parametrize("head", stock.HEADS)
@@ -131,7 +181,10 @@ def test_a_share_counts_the_ways_own_flops() -> None:
     assert [row.split("|")[5].strip() for row in rows] == ["0.100", "0.200"]
 
 
-@pytest.mark.parametrize("name", ["bert_speed.json", "bert_speed_large.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert_speed.json", "bert_speed_large.json", "decoder_speed.json", "decoder_speed_100m.json", "ul2_speed.json"],
+)
 def test_committed_results_name_the_flops_of_every_way(name: str) -> None:
     result = json.loads((Path(step_speed.__file__).parent / "results" / name).read_text())
     for case in result["cases"]:

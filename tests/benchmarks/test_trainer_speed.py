@@ -33,6 +33,17 @@ def test_a_trial_times_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert trainer_speed.table(case)
 
 
+def test_what_was_measured_before_an_error_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = iter([[1.0] * 4, [2.0] * 4])  # the third way finds none
+    monkeypatch.setattr(trainer_speed, "train", lambda *_: next(runs))
+    out = tmp_path / "speed.json"
+    with pytest.raises(StopIteration):
+        trainer_speed.main(["--tiny", "--case", "bert", "--steps", "4", "--warm", "1", "--out", str(out)])
+    case = json.loads(out.read_text())["cases"][0]
+    medians = {label: times["median"] for label, times in case["milliseconds"].items()}
+    assert medians == {"no callback, 12 layers": 1.0, "full, 12 layers": 2.0}
+
+
 def test_flops_are_those_of_the_closed_form() -> None:
     case = trainer_speed.TINY_CASES["bert"]
     config = BertConfig(layers=12, width=32, heads=2, head_size=16, mlp=64, vocabulary=100, positions=16)

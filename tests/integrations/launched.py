@@ -20,12 +20,13 @@ from tests.integrations.test_transformers import losses, raptr, trainer, weights
 from tests.integrations.tiny import Rows
 
 CHECKPOINTED: dict[str, Any] = {"gradient_checkpointing": True, "ddp_find_unused_parameters": True}
+NARROW: dict[str, Any] = {"idle": "zero", "heads": "1-1-2-2", "parts": "1-2-3-4"}
 ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
 
 
 def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **settings: Any) -> dict[str, Any]:
     """The losses of a run, a sum over its weights on each process, and the layers without gradients in step 0."""
-    method = {name: settings.pop(name) for name in ("idle", "schedule") if name in settings}
+    method = {name: settings.pop(name) for name in ("idle", "schedule", "heads", "parts") if name in settings}
     run = trainer(folder, raptr(**method), **{"per_device_train_batch_size": 4, **settings})
     if sharded:  # what `accelerate launch` decides from its configuration, on a GPU only
         state = run.accelerator.state
@@ -92,6 +93,8 @@ def main(folder: Path) -> None:
         "ddp, checkpointed": outcome(folder / "checkpointed", **CHECKPOINTED, **ACCUMULATED),
         "fsdp": outcome(folder / "fsdp", sharded=True),
         "fsdp, zero": outcome(folder / "fsdp-zero", sharded=True, idle="zero"),
+        "ddp, narrow": outcome(folder / "ddp-narrow", **NARROW, **CHECKPOINTED),
+        "fsdp, narrow": outcome(folder / "fsdp-narrow", sharded=True, **NARROW),
         "fsdp, resumed, zero": resumed(folder / "resumed-zero", idle="zero"),
         "fsdp, resumed, skip": resumed(folder / "resumed-skip", schedule="5-5-5-6"),
         "lightning": lightning_outcome(folder / "lightning"),

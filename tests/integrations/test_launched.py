@@ -11,6 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.integrations import test_lightning
+from tests.integrations.launched import NARROW
 from tests.integrations.test_transformers import losses, raptr, trainer
 from tests.integrations.tiny import STEPS, Rows
 
@@ -39,10 +40,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     result = {}
-    for policy in ("skip", "zero"):
-        run = trainer(tmp_path_factory.mktemp(policy), raptr(idle=policy), per_device_train_batch_size=8)
+    ways: dict[str, dict[str, Any]] = {"skip": {"idle": "skip"}, "zero": {"idle": "zero"}, "narrow": NARROW}
+    for way, settings in ways.items():
+        run = trainer(tmp_path_factory.mktemp(way), raptr(**settings), per_device_train_batch_size=8)
         run.train()
-        result[policy] = losses(run)
+        result[way] = losses(run)
     module = test_lightning.Module()
     rows = DataLoader(Rows(), batch_size=8)
     test_lightning.trainer(tmp_path_factory.mktemp("one"), test_lightning.raptr(), gradient_clip_val=None).fit(
@@ -60,6 +62,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         ("ddp, checkpointed", "skip", "DistributedDataParallel"),
         ("fsdp", "skip", "FSDPLlamaForCausalLM"),
         ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
+        ("ddp, narrow", "narrow", "DistributedDataParallel"),
+        ("fsdp, narrow", "narrow", "FSDPLlamaForCausalLM"),
         ("lightning", "lightning", "DistributedDataParallel"),
     ],
 )

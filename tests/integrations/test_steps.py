@@ -250,6 +250,40 @@ def test_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(model.state_dict()) == keys
 
 
+WIDTHS = {"heads": "1-1-2-2", "parts": "1-2-2-4"}
+
+
+def test_heads_and_parts_run_in_steps_as_inside_running() -> None:
+    model, other = llama(), llama()
+    steps, control, expected = steps_of(model, **WIDTHS), steps_of(other, **WIDTHS), 0.0
+    assert steps.routed.shape == steps.method.target == Shape(layers=6, heads=2, parts=4)
+    for step in range(8):
+        subnetwork = control.method.subnetwork(step)
+        steps.begin(step)
+        model(**BATCH).loss.backward()
+        steps.end()
+        with running(control.routed, subnetwork):
+            other(**BATCH).loss.backward()
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert same(one.grad, two.grad)
+        # Of 16 x 16 weights four, and of the scores of 16 tokens two products; three maps to and from a width of 32.
+        heads, parts = (1, 1, 2, 2)[step // 2] / 2, (1, 2, 2, 4)[step // 2] / 4
+        expected += subnetwork.size * (heads * (4 * 256 + 2 * 16 * 16) + parts * 3 * 512) / (1536 + 1536)
+        assert steps.flops == pytest.approx(expected / (6 * (step + 1)))
+        model.zero_grad()
+        other.zero_grad()
+    assert steps.flops < 0.5
+
+
+def test_settings_of_heads_and_parts_are_refused_for_other_blocks() -> None:
+    for axis, sizes in WIDTHS.items():
+        with pytest.raises(ValueError, match=f"{axis} is '{sizes}'.*only depth.*EncoderLayer.*setting {axis}"):
+            steps_of(Net(), **{axis: sizes})
+    assert steps_of(llama(), mlp_parts=2, parts="1-1-2-2").method.target.parts == 2
+    with pytest.raises(ValueError, match=r"mlp_parts is 5.*32"):
+        steps_of(llama(), mlp_parts=5)
+
+
 GROWING = ["stacking", "progressive-stacking", "g-stack", "midas", "one-layer", "lemon", "msg", "msg-interpolation"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,44 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     saving.train()
     assert losses(plain) == losses(saving)
     assert equal(weights(plain), weights(saving))
+
+
+def test_heads_and_parts_train_recomputed_and_resumed(tmp_path: Path) -> None:
+    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4", "idle": "zero"}
+    settings = {"save_strategy": "steps", "save_steps": 3, "bf16": True}
+    plain = trainer(tmp_path / "one", raptr(**widths), **settings)
+    plain.train()
+    saving = trainer(tmp_path / "two", raptr(**widths), gradient_checkpointing=True, **settings)
+    saving.train()
+    shutil.copytree(tmp_path / "one" / "checkpoint-3", tmp_path / "three" / "checkpoint-3")
+    resumed = trainer(tmp_path / "three", raptr(**widths), **settings)
+    resumed.train(resume_from_checkpoint=True)
+    for other in (saving, resumed):
+        assert losses(other) == losses(plain)
+        assert equal(weights(other), weights(plain))
+        assert other.state.log_history[-2]["raptr/flops"] == plain.state.log_history[-2]["raptr/flops"]
+    depth = trainer(tmp_path / "four", raptr(), **settings)
+    depth.train()
+    assert losses(depth) != losses(plain)
+    assert plain.state.log_history[-2]["raptr/flops"] < depth.state.log_history[-2]["raptr/flops"]
+
+
+def test_the_page_shows_a_callback_with_heads_and_parts(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    shown = re.search(r"## Heads and MLP parts.*?```python\ncallback = (.*?)\n```", page, flags=re.DOTALL)
+    assert shown is not None
+    callback: SubnetworkCallback = eval(shown[1], {"SubnetworkCallback": SubnetworkCallback})
+    run = trainer(tmp_path, callback, model=llama(num_attention_heads=8, num_key_value_heads=4))
+    run.train()
+    assert callback.steps is not None
+    assert callback.steps.method.target == Shape(layers=6, heads=4, parts=4)
+    assert losses(run)[-1] < losses(run)[0]
+
+
+def test_idle_heads_and_parts_are_not_skipped(tmp_path: Path) -> None:
+    for axis, sizes in {"heads": "1-1-2-2", "parts": "1-2-3-4"}.items():
+        with pytest.raises(ValueError, match=f"idle is 'skip'.*{axis}.*'zero'"):
+            trainer(tmp_path, raptr(**{axis: sizes})).train()
 
 
 def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:

@@ -276,8 +276,8 @@ def test_everything_is_restored_after_an_exception_and_nesting_is_refused() -> N
     ("subnetwork", "sentence"),
     [
         (Subnetwork.full(3), "has 3 layers.* 4 blocks at 'blocks'"),
-        (Subnetwork((1.0,) * 4, heads=((0,),) * 4), "whole layers.*heads"),
-        (Subnetwork((1.0,) * 4, parts=((0,),) * 4), "whole layers.*parts"),
+        (Subnetwork((1.0,) * 4, heads=((0,),) * 4), "only depth.*Block.*setting heads"),
+        (Subnetwork((1.0,) * 4, parts=((0,),) * 4), "only depth.*Block.*setting parts"),
         (Subnetwork((1.0, 0.0, 2.0, 1.0), scaled="branches"), "'branches'.*scaled='layer'"),
         (Subnetwork((1.0,) * 4, head_gates=(1.0, 0.5)), "gates.*heads"),
         (Subnetwork((1.0,) * 4, part_gates=(1.0, 0.5)), "gates.*parts"),

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from raptr.models.attention import Segments, attend, make_prefix, make_segments, prefix_blocks
+from raptr.models.attention import Segments, attend, make_prefix, make_segments, prefix_blocks, segment_blocks
 
 
 def tensors(device: str) -> list[torch.Tensor]:
@@ -76,6 +76,35 @@ def test_blocks_of_a_prefix_are_those_that_a_look_at_every_position_finds(length
     assert indices(made) == indices(looked)
 
 
+def packed(length: int) -> torch.Tensor:
+    """Documents that begin and end at and around the ends of blocks, and one that fills the sequence."""
+    starts = [[], [128], [127, 129], [1, 130, 256], [5, 255, 257, 384], list(range(7, 600, 7)), [length - 1]]
+    return torch.stack([(torch.arange(length) >= torch.tensor(some).view(-1, 1)).sum(0) for some in starts])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [40, 128, 200, 512, 600])
+def test_blocks_of_documents_are_those_that_a_look_at_every_position_finds(length: int, causal: bool) -> None:
+    ids = packed(length)
+
+    def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (ids[b, q] == ids[b, k]) & ((k <= q) | (not causal))
+
+    made, looked = segment_blocks(ids, causal=causal), create_block_mask(seen, len(ids), None, length, length, "cpu")
+    assert made.seq_lengths == looked.seq_lengths == (length, length)
+    assert indices(made) == indices(looked)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_of_segments_in_any_order_equal_the_dense_mask(causal: bool) -> None:
+    ids = torch.randint(0, 3, (2, 300), generator=torch.Generator().manual_seed(0)) * torch.tensor([[1], [0]])
+    ids[1, 280:] = 1  # padding
+    q, k = (torch.randn(2, heads, 300, 8, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2))
+    attended = torch.compile(attend, backend="eager", fullgraph=True)
+    found = attended(q, k, k, Segments(blocks=segment_blocks(ids, causal=causal)))
+    torch.testing.assert_close(found, attend(q, k, k, make_segments(ids, causal=causal)))
+
+
 def test_a_position_sees_itself_those_before_it_and_the_prefix() -> None:
     prefix_B = prefixes(40)
     dense = make_prefix(prefix_B, 40).dense_B1SS
@@ -100,10 +129,11 @@ def test_blocks_equal_the_dense_mask_and_other_prefixes_need_no_other_code() -> 
     assert counter.frame_count == 1
 
 
-def test_no_number_of_a_prefix_is_read_back_while_blocks_are_made() -> None:
+def test_no_number_is_read_back_while_blocks_are_made() -> None:
     with FakeTensorMode():  # which has shapes and no numbers: as in a CUDA graph, nothing can depend on them
-        blocks = prefix_blocks(torch.full((3,), 100), 512)
-    assert blocks.kv_indices.shape == (3, 1, 4, 4)
+        prefix = prefix_blocks(torch.full((3,), 100), 512)
+        documents = segment_blocks(torch.zeros(3, 500, dtype=torch.long), causal=True)
+    assert prefix.kv_indices.shape == documents.kv_indices.shape == (3, 1, 4, 4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -54,6 +54,11 @@ FOUND = {
     "dinov2": "dinov2.encoder.layer",
     "clip": "vision_model.encoder.layers",
 }
+# Those of them of which heads and MLP parts run too.
+AXES = {
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi", "bert", "roberta", "electra", "distilbert"),
+    *("esm", "vit", "deit", "dinov2", "clip"),
+}
 # Encoder-decoders, whose lists are named.
 PAIRS = {
     "bart": ["model.encoder.layers", "model.decoder.layers"],
@@ -67,20 +72,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 @pytest.mark.parametrize("family", FOUND)
 def test_a_subnetwork_of_a_family_is_the_smaller_model(family: str) -> None:
     line = sweep.line(family, CLASSES[family])
-    assert line == {"named": False, "blocks": [FOUND[family]], "scales": True, "result": "any"}
+    works = {"named": False, "blocks": [FOUND[family]], "scales": True, "result": "any"}
+    assert line == works | {"axes": family in AXES}
 
 
 @pytest.mark.parametrize("family", PAIRS)
 def test_two_lists_run_as_one(family: str) -> None:
     line = sweep.line(family, CLASSES[family])
-    assert line == {"named": True, "blocks": PAIRS[family], "scales": True, "result": "any"}
+    assert line == {"named": True, "blocks": PAIRS[family], "scales": True, "result": "any", "axes": False}
 
 
 @pytest.mark.parametrize(("family", "blocks"), [("t5", T5), ("mt5", T5), ("wavlm", ["wavlm.encoder.layers"])])
 def test_the_layer_that_makes_the_position_bias_has_to_run(family: str, blocks: list[str]) -> None:
     line = sweep.line(family, CLASSES[family])
     reason = line.pop("reason")
-    assert line == {"named": len(blocks) > 1, "blocks": blocks, "scales": True, "result": "first layer runs"}
+    works = {"named": len(blocks) > 1, "blocks": blocks, "scales": True, "result": "first layer runs"}
+    assert line == works | {"axes": False}
     assert "layer 1 " in reason
     assert "fixed" in reason
 
@@ -244,7 +251,7 @@ def test_blocks_in_a_sequence_run_as_those_in_a_list() -> None:
     for model in vision_models():
         assert attach(model).path == "blocks"
         line = sweep.check(model, {"image" if isinstance(model, ViT) else "x": torch.randn(2, 3, 32, 32)})
-        assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any"}
+        assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False}
 
 
 def test_sequences_of_unlike_modules_are_no_blocks() -> None:
@@ -276,7 +283,7 @@ def test_a_model_with_adapters_trains_those_of_the_layers_that_run() -> None:
     assert idle(routed) == [1, 2]
     assert all(("lora_" in name) == (p.grad is not None) for name, p in routed.blocks[0].named_parameters())
     line = sweep.check(model, {"input_ids": torch.arange(5, 25).reshape(2, 10)})
-    assert line == {"named": False, "blocks": [routed.path], "scales": True, "result": "any"}
+    assert line == {"named": False, "blocks": [routed.path], "scales": True, "result": "any", "axes": False}
 
 
 class Passing(nn.Module):

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import Bert
-from raptr.train.adafactor import Adafactor
+from raptr.train import adafactor
+from raptr.train.adafactor import Adafactor, compiled_update
 from raptr.train.idle import Policy, idle
 from raptr.train.optimizer import OptimizerSettings, make_optimizer
 
@@ -72,6 +74,56 @@ def test_fifty_steps_are_those_of_the_reference(
     assert {kind: tuple(value.shape) for kind, value in state.items() if kind != "step"} == kinds
     assert state["step"] == 50
     torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 6), (1, 7), (2, 3, 2)])
+def test_the_compiled_update_is_the_same_and_compiled_once(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CompileCounter()
+    monkeypatch.setattr(adafactor, "compiled_update", lambda: compiled_update(counter))
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(shape[0] * shape[1], *shape[2:]))
+        groups = [{"params": [parameter], "parts": shape[0]}]
+        optimizer = Adafactor(groups, lr=0.1, factored=4, compiled=compiled)
+        for step in range(12):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+            train(optimizer, parameter, [torch.randn_like(parameter)])
+        results.append([parameter.detach(), *optimizer.state[parameter].values()])
+    torch.testing.assert_close(results[1], results[0])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, from its compiler
+@pytest.mark.parametrize("shape", [(3 * 192, 160), (300,), (5, 300)])
+def test_a_gpu_makes_the_steps_of_a_cpu(shape: tuple[int, ...]) -> None:
+    gradients, results = [gradient.float() for gradient in sequence(shape, 5, 1e-3)], []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(shape).to(device))
+        parts = 3 if shape[0] % 3 == 0 else 1
+        optimizer = Adafactor([{"params": [parameter], "parts": parts}], lr=0.1, compiled=device == "cuda")
+        train(optimizer, parameter, [gradient.to(device) for gradient in gradients])
+        results.append([tensor.cpu() for tensor in (parameter.detach(), *optimizer.state[parameter].values())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
+
+
+def test_averages_are_told_apart_by_name() -> None:
+    """A checkpoint names them in an order of its own."""
+    results = []
+    for order in (sorted, lambda names: sorted(names, reverse=True)):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(6, 6))
+        optimizer = Adafactor([{"params": [parameter]}], lr=0.1, factored=4)
+        train(optimizer, parameter, [torch.randn(6, 6)])
+        state = optimizer.state[parameter]
+        optimizer.state[parameter] = {name: state[name] for name in order(state)}
+        train(optimizer, parameter, [torch.randn(6, 6)])
+        results.append(parameter.detach())
+    assert torch.equal(*results)
 
 
 def test_the_first_steps_of_a_single_number() -> None:

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
 from raptr.models.bert.config import BertConfig
+from raptr.models.chunked_loss import chunked_loss
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import KERNELS
@@ -246,20 +247,18 @@ def test_forms_that_do_not_fit_together_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"train.execution is 'gather'.*train.recompute"):
         config(train={"recompute": True})
-    with pytest.raises(ValueError, match=r"train.execution is 'gather'.*data.isolate_documents"):
-        config(data={"isolate_documents": True})
+    config(data={"isolate_documents": True})
 
 
 def test_what_auto_means() -> None:
     gpu = torch.device("cuda")
-    assert settings().form(gpu, False) == "gather"
+    assert settings().form(gpu) == "gather"
     assert settings().compiled(gpu)
     assert settings().stream(gpu) is torch.bfloat16
     for other in (settings(deterministic=True), settings(recompute=True)):
-        assert other.form(gpu, False) == "skip"
-    assert settings().form(gpu, True) == "skip"
+        assert other.form(gpu) == "skip"
     assert not settings(deterministic=True).compiled(gpu)
-    assert settings().form(CPU, False) == "skip"
+    assert settings().form(CPU) == "skip"
     assert not settings().compiled(CPU)
     assert settings().stream(CPU) is None
     assert settings(precision="mixed").stream(gpu) is None
@@ -323,22 +322,53 @@ def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> 
 
 
 @on_gpu
-@pytest.mark.parametrize("vocabulary", [1000, 9001, 70_000])
-def test_cross_entropy_kernel(vocabulary: int) -> None:
+@pytest.mark.parametrize("features", [8192, 1376, 40])
+def test_swiglu_kernel(features: int) -> None:
     from raptr.models import kernels
 
     torch.manual_seed(0)
+    z = (3 * torch.randn(3, 7, 2 * features, device="cuda")).bfloat16().requires_grad_()
+    grad = torch.randn(3, 7, features, device="cuda", dtype=torch.bfloat16)
+    wide = z.detach().double().requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    expected = F.silu(gate) * up
+    expected.backward(grad.double())  # type: ignore[no-untyped-call]
+    found = kernels.swiglu(z)
+    found.backward(grad)
+    for mine, right in ((found, expected), (z.grad, wide.grad)):
+        assert mine is not None
+        assert right is not None
+        assert mine.shape == right.shape
+        assert (mine - right).norm() / right.norm() < 4e-3
+
+
+@on_gpu
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("vocabulary", [1000, 9001, 70_000])
+def test_cross_entropy_kernel(vocabulary: int, biased: bool, z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from raptr.models import kernels
+
+    if vocabulary == 9001:
+        few = partial(chunked_loss, scores=20 * vocabulary)
+        monkeypatch.setattr("raptr.models.kernels.cross_entropy.chunked_loss", few)
+    torch.manual_seed(0)
     x = torch.randn(77, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = (torch.randn(vocabulary, 64, device="cuda") / 2).bfloat16().requires_grad_()  # scores round to 0.06
-    bias = torch.randn(vocabulary, device="cuda", requires_grad=True)
+    bias = torch.randn(vocabulary, device="cuda", requires_grad=True) if biased else None
     labels = torch.randint(0, vocabulary, (77,), device="cuda")
-    wide = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    expected = F.cross_entropy(F.linear(*wide), labels) / 4
+    given = [t for t in (x, weight, bias) if t is not None]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    scores = F.linear(*wide)
+    expected = (F.cross_entropy(scores, labels) + z_loss * scores.logsumexp(-1).square().mean()) / 4
     expected.backward()  # type: ignore[no-untyped-call]
-    found = kernels.linear_cross_entropy(x, weight, bias, labels) / 4
+    with torch.no_grad():
+        alone = kernels.linear_cross_entropy(x, weight, bias, labels, z_loss) / 4
+    found = kernels.linear_cross_entropy(x, weight, bias, labels, z_loss) / 4
     found.backward()  # type: ignore[no-untyped-call]
+    assert alone == found
     assert abs(found.item() - expected.item()) < 1e-2
-    for mine, right in zip((x, weight, bias), wide, strict=True):
+    for mine, right in zip(given, wide, strict=True):
         assert mine.grad is not None
         assert right.grad is not None
         assert (mine.grad - right.grad).norm() / right.grad.norm() < 2e-2
@@ -361,6 +391,28 @@ def test_graphs_equal_skipping_on_a_gpu(micros: int, config: ModelConfig) -> Non
             torch.testing.assert_close(other, loss)
             assert found.keys() == expected.keys()
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, from its compiler, as the next
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@every_family
+def test_graphs_keep_documents_apart(config: ModelConfig) -> None:
+    gpu, subnetwork = torch.device("cuda"), SUBNETWORKS["depth"]
+    config = replace(config, head_size=16, positions=150)
+    exact, model = build(config=config), build(gpu, torch.float32, config)
+    run = make_execution(model, settings(execution="gather", precision="float32", compile=False), gpu)
+    for seed in range(3):  # the first one is captured, the others are replayed with other documents
+        generator = torch.Generator().manual_seed(seed)
+        tokens, labels = (torch.randint(0, 50, (4, 150), generator=generator) for _ in range(2))
+        starts = torch.rand(4, 150, generator=generator) < 0.02
+        data = Batch(tokens, torch.arange(150).expand(4, -1).contiguous(), labels, starts.long().cumsum(1))
+        results = []
+        for one, form in ((exact, make_execution(exact, settings(), CPU)), (model, run)):
+            one.zero_grad(set_to_none=True)
+            loss = form.backward(data, subnetwork).cpu().double()
+            results.append([loss, *(p.grad.cpu().double() for p in one.parameters() if p.grad is not None)])
+        torch.testing.assert_close(results[1], results[0], rtol=1e-2, atol=1e-3)
 
 
 @on_gpu

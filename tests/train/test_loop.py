@@ -148,6 +148,17 @@ def test_deterministic_training_on_a_gpu_resumes_bit_for_bit(
     assert records(tmp_path / "legs") == records(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_optimizer_is_compiled_where_blocks_are(
+    compiled: bool, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(loop, "make_optimizer", lambda *_, compiled: seen.append(compiled))
+    chosen = config(train={"compile": compiled}, optimizer={"name": "adafactor"})
+    loop.Trainer(chosen, RunFolder(tmp_path), store, torch.device("cpu"))
+    assert seen == [compiled]
+
+
 def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path: Path) -> None:
     leg(config(), tmp_path / "run", store, until=4)
     file = tmp_path / "run" / "config.yaml"

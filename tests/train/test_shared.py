@@ -48,4 +48,4 @@ def test_groups_combine_their_own_layers_only() -> None:
 
 def test_it_is_a_setting() -> None:
     chosen = Config.read({"train": {"steps": 10, "execution": "shared"}})
-    assert chosen.train.form(CPU, False) == "shared"
+    assert chosen.train.form(CPU) == "shared"

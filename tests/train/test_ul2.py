@@ -146,7 +146,9 @@ def test_blocks_are_compiled_once_for_all_prefixes(
 
 
 @pytest.mark.skipif(not (torch.cuda.is_available() and KERNELS), reason="needs an NVIDIA GPU and Triton")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's own, from its compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, from its compiler, as the next
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_computes_what_a_cpu_does(compiled: bool, text: TokenStore, tmp_path: Path) -> None:
     gpu = torch.device("cuda")

@@ -6,6 +6,7 @@ from typing import Any
 
 from docs.results.pages.contract import Page, Records, table
 
+AXES = "heads and MLP parts"
 WORKS = ("any", "first layer runs")
 RESULTS = {"works": WORKS, "refused": ("refused",), "fails": ("fails", "wrong"), "not tried": ("not tried",)}
 
@@ -17,10 +18,12 @@ def _lines(records: Records, result: str) -> list[dict[str, Any]]:
 def counts(records: Records) -> str:
     """How many families of each kind there are."""
     found = {result: Counter(line["kind"] for line in _lines(records, result)) for result in RESULTS}
+    found[f"{AXES} too"] = Counter(line["kind"] for line in _lines(records, "works") if line["axes"])
+    columns = ["works", f"{AXES} too", *list(RESULTS)[1:]]
     kinds = sorted({line["kind"] for line in records["families"]["families"]})
-    rows = [[kind, *(str(found[result][kind]) for result in RESULTS)] for kind in kinds]
-    rows.append(["all", *(str(found[result].total()) for result in RESULTS)])
-    return table(["kind of model", *RESULTS], rows)
+    rows = [[kind, *(str(found[column][kind]) for column in columns)] for kind in kinds]
+    rows.append(["all", *(str(found[column].total()) for column in columns)])
+    return table(["kind of model", *columns], rows)
 
 
 def works(records: Records) -> str:
@@ -31,8 +34,8 @@ def works(records: Records) -> str:
         notes += ["the first layer has to run"] if line["result"] == "first layer runs" else []
         notes += [] if line["scales"] else ["scales of 0 and 1 only"]
         blocks = ", ".join(f"`{path}`" for path in line["blocks"])
-        rows.append([line["family"], line["kind"], blocks, "; ".join(notes)])
-    return table(["family", "kind", "blocks", "note"], rows)
+        rows.append([line["family"], line["kind"], blocks, "yes" if line["axes"] else "", "; ".join(notes)])
+    return table(["family", "kind", "blocks", AXES, "note"], rows)
 
 
 def _plain(reason: str) -> str:

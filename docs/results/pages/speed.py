@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.step_speed import paired, speed_up
 from docs.results.pages.contract import Page, Records, fixed, table
+from raptr.subnetworks.schedule import LENGTHS
 
 NAMES = {
     "base:256x128": "BERT-Base, 256 × 128",
@@ -41,7 +42,8 @@ def _row(shown: str, one: dict[str, Any], name: str, rate: float) -> list[str]:
     blocks = one["milliseconds"][name]
     middle, spread = statistics.median(blocks), (max(blocks) - min(blocks)) / 2
     share = one["flops"][name] / middle / rate * 1000
-    tokens = round(one["tokens"] / middle, 0 if middle < 1000 else 1) * 1000
+    thousands = one["tokens"] / middle
+    tokens = round(thousands, 0 if thousands >= 100 else 1) * 1000
     return [shown, f"{middle:.1f} ± {spread:.1f}", f"{tokens:,.0f}", fixed(share, 2)]
 
 
@@ -87,6 +89,98 @@ def versions(records: Records) -> str:
     return table(head, rows)
 
 
+PAPER = {12: 2.0, 16: 1.6, 20: 1.4, 24: 1.1}  # steps/s of UL2-1.6B on 256 TPU chips
+EACH = "matrix product each time, FLOP/s"
+DECODERS = {
+    "decoder/1.6b:32x512": "1.6B, 32 × 512",
+    "decoder/1.6b:64x512": "1.6B, 64 × 512",
+    "decoder/100m:64x512": "100M, 64 × 512",
+}
+
+
+def _ceiling(records: Records) -> float:
+    """The largest matrix-product rate of the decoders' runs: single readings of a card that was idle are too low."""
+    runs = [records[name] for name in ("decoder", "decoder_100m", "decoder_peers", "ul2")]
+    rates = [run["matrix product, FLOP/s"] for run in runs]
+    return float(max(rates + [rate for run in runs for one in run["cases"] for rate in one.get(EACH, [])]))
+
+
+def _decoders(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The decoders of which k of L layers were timed."""
+    for name in ("decoder", "decoder_100m"):
+        for one in records[name]["cases"]:
+            yield DECODERS[one["case"]], one
+
+
+def decoder_full(records: Records) -> str:
+    """A decoder's step with all layers, beside Hugging Face's Llama."""
+    rows, rate = [], _ceiling(records)
+    for record in (records["decoder"], records["decoder_peers"], records["decoder_100m"]):
+        for one in record["cases"]:
+            size = one.get("sizes", [24])[-1]
+            ours = next(name for name in (f"gather {size}", f"static {size}") if name in one["milliseconds"])
+            memory = dict(one.get("peak memory, bytes, device", {}))
+            if "peak memory" in one:
+                memory[ours] = one["peak memory"]["gather"]["k of L, device"][str(size)]
+            for name in (ours, *(name for name in one["milliseconds"] if "Hugging Face" in name)):
+                way = "raptr" if name == ours else "Hugging Face, compiled by block"
+                taken = f"{memory[name] / 2**30:.1f}" if name in memory else "–"
+                rows.append([*_row(f"{DECODERS[one['case']]}, {way}", one, name, rate), taken])
+    return table(
+        ["decoder, batch", "ms a step", "tokens/s", "share of the matrix-product rate", "GiB of the GPU"], rows
+    )
+
+
+def decoder_subnetworks(records: Records) -> str:
+    """k of L layers of a decoder against a model that has just k."""
+    rows = []
+    for shown, one in _decoders(records):
+        times, memory = one["milliseconds"], one["peak memory"]["gather"]["k of L, device"]
+        for place, k in enumerate(one["sizes"]):
+            ratio = paired(times[f"gather {k}"], times[f"static {k}"])
+            ways = (f"{statistics.median(times[f'{way} {k}']):.1f}" for way in ("gather", "static"))
+            taken = f"{memory[str(k)] / 2**30:.1f}"
+            rows.append(["" if place else shown, str(k), *ways, fixed(ratio, 3), taken])
+    return table(["decoder, batch", "k", "k of L, ms", "static, ms", "ratio", "GiB of the GPU"], rows)
+
+
+def decoder_speed_ups(records: Records) -> str:
+    """The realised speed-up of a decoder's stages."""
+    rows = []
+    cases = list(_decoders(records))
+    cases += [(f"{DECODERS[one['case']]}, UL2", one) for one in records["ul2"]["cases"]]
+    for shown, one in cases:
+        for lengths in LENGTHS:
+            seen, counted = speed_up(one, "gather", lengths)
+            stages = f"{'-'.join(map(str, one['sizes']))} {lengths.capitalize()}"
+            rows.append([shown, stages, fixed(seen, 3), fixed(counted, 3), fixed(seen / counted, 3)])
+    return table(["decoder, batch", "stages", "realised speed-up", "counted, whole model", "ratio"], rows)
+
+
+def ul2(records: Records) -> str:
+    """A step of UL2 beside a causal one of the same model."""
+    rows, rate = [], _ceiling(records)
+    named = {"causal": "causal, AdamW", "static": "UL2, AdamW", "adafactor": "UL2, Adafactor"}
+    for one in records["ul2"]["cases"]:
+        for way, shown in named.items():
+            name = f"{way} {one['sizes'][-1]}"
+            rows.append([*_row(shown, one, name, rate), fixed(one["flops"][name] / 1e12, 1)])
+    head = ["1.6B, 32 × 512", "ms a step", "tokens/s", "share of the matrix-product rate", "TFLOP a step"]
+    return table(head, rows)
+
+
+def ul2_sizes(records: Records) -> str:
+    """Steps per second of UL2 by size, beside the paper's."""
+    (one,) = records["ul2"]["cases"]
+    times, flops, whole = one["milliseconds"], one["flops"], f"gather {one['sizes'][-1]}"
+    rows = []
+    for k in one["sizes"]:
+        seen, counted = paired(times[whole], times[f"gather {k}"]), flops[whole] / flops[f"gather {k}"]
+        ratio = paired(times[f"gather {k}"], times[f"static {k}"])
+        rows.append([str(k), fixed(seen, 2), fixed(counted, 2), fixed(PAPER[k] / PAPER[24], 2), fixed(ratio, 3)])
+    return table(["k of 24", "steps/s, relative", "counted", "the paper's", "ms, relative to a static model"], rows)
+
+
 PAGE = Page(
     name="results/speed",
     records={
@@ -94,6 +188,10 @@ PAGE = Page(
         "again": "benchmarks/results/bert_speed_large.json",
         "peers": "benchmarks/results/bert_peers.json",
         "versions": "benchmarks/results/versions_speed.json",
+        "decoder": "benchmarks/results/decoder_speed.json",
+        "decoder_100m": "benchmarks/results/decoder_speed_100m.json",
+        "decoder_peers": "benchmarks/results/decoder_peers.json",
+        "ul2": "benchmarks/results/ul2_speed.json",
     },
     tables={
         "full-model": full_model,
@@ -101,5 +199,10 @@ PAGE = Page(
         "subnetworks": subnetworks,
         "speed-ups": speed_ups,
         "versions": versions,
+        "decoder-full": decoder_full,
+        "decoder-subnetworks": decoder_subnetworks,
+        "decoder-speed-ups": decoder_speed_ups,
+        "ul2": ul2,
+        "ul2-sizes": ul2_sizes,
     },
 )

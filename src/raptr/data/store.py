@@ -17,15 +17,17 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from raptr.data.tokenizer import BERT, CONFIG, Vocabulary, load, read_vocabulary
 from raptr.data.verification import first_damaged
 from raptr.hashing import Uint64s
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 FORMAT = 2
 MANIFEST = "data.json"
@@ -184,7 +186,7 @@ class TokenStore:
         splits = (domain.shards(split) for domain in self.manifest.domains for split in SPLITS)
         return min(max(shard.tokens for shard in shards) for shards in splits)
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> "Tokenizer":
         """The tokenizer that made the tokens."""
         return load(self.path / TOKENIZER)
 

@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 UNUSED = re.compile(r"\[unused\d+\]")
 NAMED = 8  # missing tokens that a message names
@@ -99,8 +101,10 @@ class Vocabulary:
         return ordinary_V
 
 
-def load(path: Path) -> Tokenizer:
+def load(path: Path) -> "Tokenizer":
     """The tokenizer in a `tokenizer.json`."""
+    from tokenizers import Tokenizer  # not in the base install, which imports this file
+
     if not path.is_file():
         raise ValueError(f"{path}: expected a tokenizer, found no file")
     try:
@@ -112,7 +116,7 @@ def load(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
     """The tokens of a tokenizer, special ones included, all under our names."""
     return Vocabulary(tokenizer.get_vocab(with_added_tokens=True))
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, check_idle, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -72,6 +72,7 @@ class SubnetworkCallback(Callback):
                 f"max_epochs={trainer.max_epochs}), and a method plans its stages over it. Set max_steps."
             )
         self.steps = stepwise(pl_module, steps=steps, **self._made)
+        check_idle(self.steps.method, self._policy)
         if partial(self.steps.method):
             _check_ddp(trainer)
         if trainer.is_global_zero:

@@ -30,7 +30,11 @@ from torch.utils.hooks import RemovableHandle
 
 from raptr.methods import Method, make_method
 from raptr.models.attach import Routed, attach, running
-from raptr.subnetworks import Shape, Subnetwork
+from raptr.models.narrowing import Axis
+from raptr.subnetworks import Subnetwork
+from raptr.train.idle import Policy
+
+AXES: tuple[Axis, ...] = ("heads", "parts")
 
 
 @final
@@ -39,11 +43,13 @@ class Steps:
 
     def __init__(self, routed: Routed, method: Method) -> None:
         self.routed, self.method = routed, method
-        # Counted at each `end`: the steps, the layers that ran in all of them, and the last one's stage and size.
-        self.steps_run = self.layers_run = 0
+        # Counted at each `end`: the steps, the layers that ran in all of them (a layer of which a part ran counts by
+        # its FLOPs), and the last one's stage and size.
+        self.steps_run = 0
+        self.layers_run = 0.0
         self.stage = self.size = 0
         self._step: int | None = None
-        self._size = 0
+        self._subnetwork: Subnetwork | None = None
         self._handled: BaseException | None = None  # a whole training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
         self._hooks: list[RemovableHandle] = []
@@ -64,7 +70,7 @@ class Steps:
             )
         subnetwork = self.method.subnetwork(step)
         self._enter(subnetwork)
-        self._step, self._size, self._handled = step, subnetwork.size, sys.exception()
+        self._step, self._subnetwork, self._handled = step, subnetwork, sys.exception()
         model = self.routed.model
         # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
         self._hooks = [
@@ -94,9 +100,10 @@ class Steps:
         self._step = self._running = None
         self._unhook()
         context.__exit__(None, None, None)  # an error if the model did not run
-        self.stage, self.size = self.method.phase_index(step) + 1, self._size
+        assert self._subnetwork is not None
+        self.stage, self.size = self.method.phase_index(step) + 1, self._subnetwork.size
         self.steps_run += 1
-        self.layers_run += self.size
+        self.layers_run += self.routed.layers_run(self._subnetwork)
 
     def close(self) -> None:
         """Bring the whole model back, whether or not anything was begun, without counting a step."""
@@ -165,17 +172,21 @@ def stepwise(
     *,
     steps: int,
     blocks: str | Sequence[str] | None = None,
+    mlp_parts: int | None = None,
     compile: bool = False,
     seed: int = 0,
     **settings: Any,
 ) -> Steps:
     """Make the method `method` for `steps` steps of this model; `settings` are those of `make_method`.
 
-    `blocks` names the list of residual blocks (or the lists) where `attach` cannot tell; `compile` compiles each of
-    them.
+    `blocks` names the list of residual blocks (or the lists) where `attach` cannot tell, and `mlp_parts` is the number
+    of parts that their MLPs are cut into; `compile` compiles each of the blocks.
     """
-    routed = attach(model, blocks)
-    made = make_method(method, shape=Shape(layers=routed.layers), steps=steps, seed=seed, **settings)
+    routed = attach(model, blocks, mlp_parts=mlp_parts)
+    for axis in AXES:
+        if settings.get(axis) is not None:
+            routed.need(axis, f"{axis} is {settings[axis]!r}")
+    made = make_method(method, shape=routed.shape, steps=steps, seed=seed, **settings)
     if any(made.shape(phase.start) != made.target for phase in made.phases()):
         raise ValueError(
             f"method is {method!r}, which grows the model: a loop that is not raptr's own cannot add layers. Use a "
@@ -214,6 +225,16 @@ def scaled_until(method: Method) -> int | None:
     """The step up to which the method's full model has scales other than 1; None: it never has."""
     ends = [phase.stop for phase in method.phases() if set(method.evaluated(phase.stop).scales) != {1.0}]
     return max(ends, default=None)
+
+
+def check_idle(method: Method, policy: Policy) -> None:
+    """Refuse `skip` where a part of the heads or of the MLP runs: the rest of a weight has a gradient, of zeros."""
+    for axis in AXES:
+        if policy == "skip" and any(getattr(phase, axis) < getattr(method.target, axis) for phase in method.phases()):
+            raise ValueError(
+                f"idle is 'skip' with {axis}: those that are idle are slices of weights that have a gradient, so only "
+                "'zero' is allowed."
+            )
 
 
 def partial(method: Method) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, check_idle, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -80,6 +80,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         model: nn.Module = objects["model"]
         _check_launch(args, model)
         self.steps = stepwise(model, steps=state.max_steps, **self._made)
+        check_idle(self.steps.method, self._policy)
         if partial(self.steps.method):
             _check_ddp(args, model)
         if state.global_step:

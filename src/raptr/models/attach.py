@@ -1,4 +1,5 @@
-"""Depth subnetworks inside models whose `forward` takes no subnetwork.
+"""Subnetworks inside models whose `forward` takes no subnetwork: of layers, and where blocks are known also of heads
+and MLP parts.
 
     routed = attach(model)
     with running(routed, subnetwork):
@@ -20,40 +21,60 @@ block passes on what it was given, and a scale leaves it as it is. Where a bypas
 that block runs once, without gradients and with random numbers and buffers put back: one such probe per list and
 combination of call flags.
 
+Heads and MLP parts are available where `narrowing` knows the blocks: `routed.shape` counts them. Elsewhere a subnetwork
+that selects some of them is refused. While such a block runs, its linear maps are stand-ins for their kept slices. The
+first time that a layer runs in part, it also runs whole, without gradients, to see that the kept slices give what they
+should.
+
 A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. `output_hidden_states` of
 `transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
 needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
 
 Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
 the model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive, a filled
-key-value cache with a layer bypassed (`generate` needs use_cache=False), `nn.DataParallel` on several GPUs, and
-`load_state_dict` or pickling inside `running`.
+key-value cache with anything idle (`generate` needs use_cache=False), `nn.DataParallel` on
+several GPUs, and `load_state_dict` or pickling inside `running`.
 """
 
 import copy
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex, final
 
 import torch
 from torch import Tensor, nn
 
+from raptr.models.blockcalls import (
+    aside,
+    call_uncached,
+    check_caches,
+    check_output,
+    hidden_states,
+    original,
+    probe,
+    recorders_of,
+    unrecorded,
+)
 from raptr.models.blocklists import BlockList, Blocks, Key, find_lists
-from raptr.subnetworks.value import Subnetwork
-
-# Where `transformers` defines the hooks that collect hidden states from the blocks.
-RECORDERS = "transformers.utils.output_capturing"
+from raptr.models.inputs import pack, signature, unpack
+from raptr.models.narrowing import Anatomy, Axis, Part, anatomies, only_depth
+from raptr.subnetworks.value import Kept, Shape, Subnetwork
 
 
 @final
 class Routed:
     """A model with the lists of its residual blocks; made by `attach`, used by `running`."""
 
-    def __init__(self, model: nn.Module, lists: tuple[BlockList, ...]) -> None:
+    def __init__(self, model: nn.Module, lists: tuple[BlockList, ...], mlp_parts: int | None = None) -> None:
         self.model, self.lists = model, lists
+        # How the blocks are cut into heads and MLP parts; empty where only depth is available.
+        self.anatomies: tuple[Anatomy, ...] = anatomies([original(block) for block in self.blocks], mlp_parts)
+        # The length of the last sequences of which some heads or MLP parts ran.
+        self.length = 0
         # Whether a block was called since `running` was entered.
         self._called = False
+        # The layers whose heads or MLP parts were found to give what they should.
+        self._checked: set[tuple[Axis, int]] = set()
 
     @property
     def path(self) -> str:
@@ -70,6 +91,40 @@ class Routed:
         """How many blocks there are."""
         return sum(len(blocks.module) for blocks in self.lists)
 
+    @property
+    def shape(self) -> Shape:
+        """What a method is made for: heads (groups of them that share keys and values) and parts are 1 if unknown."""
+        first = next(iter(self.anatomies), None)
+        return Shape(self.layers) if first is None else Shape(self.layers, first.heads, first.parts)
+
+    def layers_run(self, subnetwork: Subnetwork, length: int | None = None) -> float:
+        """How many layers run; one of which some heads or MLP parts run counts by its FLOPs, relative to the whole.
+
+        They depend on the length of the sequences; None: that of the last batch of which a part ran.
+        """
+        if not _axes(subnetwork):
+            return subnetwork.size
+        _check_axes(self, subnetwork)
+        length = self.length if length is None else length
+        total = 0.0
+        for layer in subnetwork.kept:
+            whole = self.anatomies[layer]
+            heads = whole.heads if subnetwork.heads is None else len(subnetwork.heads[layer])
+            parts = whole.parts if subnetwork.parts is None else len(subnetwork.parts[layer])
+            total += whole.flops(heads, parts, length) / whole.flops(whole.heads, whole.parts, length)
+        return total
+
+    def need(self, axis: Axis, problem: str) -> None:
+        """Refuse an axis along which the blocks cannot run in part."""
+        if not self.anatomies:
+            raise only_depth(problem, [original(block) for block in self.blocks], axis)
+        if self.anatomies[0].units(axis) == 1:
+            raise ValueError(
+                f"{problem}; all heads of a layer share one key and value. Leave out the setting heads."
+                if axis == "heads"
+                else f"{problem}; MLPs of width {self.anatomies[0].mlp} are one part. Set mlp_parts to a divisor."
+            )
+
 
 @final
 class _StandIn(nn.Module):
@@ -78,38 +133,45 @@ class _StandIn(nn.Module):
     block: nn.Module
 
     def __init__(
-        self, routed: Routed, blocks: BlockList, block: nn.Module, layer: int, scale: float, uncached: bool
+        self,
+        routed: Routed,
+        blocks: BlockList,
+        block: nn.Module,
+        layer: int,
+        scale: float,
+        part: Part | None,
+        uncached: bool,
     ) -> None:
         super().__init__()
         self.block = block
         self.training = block.training
         self._routed, self._blocks, self._layer = routed, blocks, layer
-        self._scale, self._uncached = scale, uncached
+        self._scale, self._part, self._uncached = scale, part, uncached
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
         routed._called = True
-        x = _hidden(block, args, kwargs)
+        x = hidden_states(block, args, kwargs)
         given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
-            _check_caches(blocks, given.values())
+            check_caches(blocks, given.values())
         given = blocks.receive(given)
         args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
         flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
         if scale == 0:
-            probed = None if flags in blocks.returns else _probe(block, x, args, kwargs)
+            probed = None if flags in blocks.returns else probe(block, x, args, kwargs)
             bypassed = blocks.bypass(self._layer, x, flags, given, probed)
-            for record in _recorders(block).values():
+            for record in recorders_of(block).values():
                 record(block, (x,), bypassed)
             return bypassed
         # Inference tensors do not count their in-place changes.
         version = 0 if x.is_inference() else x._version
         if scale == 1:
-            output, recorders = block(*args, **kwargs), []
+            output, recorders = self._run(x, args, kwargs), []
         else:
-            with _unrecorded(block) as recorders:
-                output = block(*args, **kwargs)
-        _check_output(output, x)
+            with unrecorded(block) as recorders:
+                output = self._run(x, args, kwargs)
+        check_output(output, x)
         blocks.learn(flags, given, output)
         if scale == 1:
             return output
@@ -124,6 +186,20 @@ class _StandIn(nn.Module):
         for record in recorders:
             record(block, (x,), scaled)
         return scaled
+
+    def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        routed, block, part, layer = self._routed, self.block, self._part, self._layer
+        if part is None:
+            return block(*args, **kwargs)
+        routed.length = x.shape[-2]
+        if unchecked := {(axis, layer) for axis in part.axes} - routed._checked:
+            with aside(block, x):
+                axis = part.check(lambda: call_uncached(block, args, kwargs))
+            if axis is not None:
+                problem = f"running: the {axis} of the blocks at {self._blocks.path!r} depend on each other"
+                raise only_depth(problem, [original(block)], axis)
+            routed._checked |= unchecked
+        return part.run(block, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -158,8 +234,14 @@ class _StandIn(nn.Module):
         )
 
 
-def attach(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None = None) -> Routed:
-    """Find the model's list of residual blocks (or take those named or given), changing nothing in it."""
+def attach(
+    model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None = None, *, mlp_parts: int | None = None
+) -> Routed:
+    """Find the model's list of residual blocks (or take those named or given), changing nothing in it.
+
+    `mlp_parts` is the number of parts that MLPs are cut into: 4 unless given, or 1 where their width is not a multiple
+    of 4.
+    """
     _check_uncompiled("attach", model)
     lists = find_lists(model, blocks)
     for one in lists:
@@ -168,7 +250,7 @@ def attach(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | Non
             _check_uncompiled("attach", model.get_submodule(".".join(names[:depth])))
         if any(isinstance(block, _StandIn) for block in one.module):
             raise RuntimeError(f"attach: the blocks at {one.path!r} are inside `running`; attach outside of it")
-    return Routed(model, lists)
+    return Routed(model, lists, mlp_parts)
 
 
 @contextmanager
@@ -177,12 +259,15 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     _check(routed, subnetwork)
     routed._called = False
     real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
-    partial = {blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0}
+    partial = {
+        blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0 or _axes(subnetwork)
+    }
+    parts = _parts(routed, subnetwork)
     try:
         for layer, (blocks, name, block) in enumerate(real):
             first = layer == 0 or real[layer - 1][0] is not blocks
-            stand_in = _StandIn(routed, blocks, block, layer, subnetwork.scales[layer], first and blocks in partial)
-            blocks.module._modules[name] = stand_in
+            scale, uncached = subnetwork.scales[layer], first and blocks in partial
+            blocks.module._modules[name] = _StandIn(routed, blocks, block, layer, scale, parts.get(layer), uncached)
         yield
         if not routed._called:
             raise RuntimeError(
@@ -201,6 +286,34 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
         for blocks, name, block in real:
             blocks.module._modules[name] = block
             blocks.forget()
+
+
+def _parts(routed: Routed, subnetwork: Subnetwork) -> dict[int, Part]:
+    """What runs of each layer that runs, where that is not the whole."""
+    if not _axes(subnetwork):
+        return {}
+    like = next(routed.model.parameters())
+    wide = torch.promote_types(like.dtype, torch.float32)
+    factors: dict[Axis, float] = {"heads": subnetwork.head_scale, "parts": subnetwork.part_scale}
+    scales = {
+        axis: None if factor == 1 else torch.full((), factor, dtype=wide, device=like.device)
+        for axis, factor in factors.items()
+    }
+    parts: dict[int, Part] = {}
+    inputs = unpack(pack(subnetwork).to(like.device), signature(subnetwork))
+    for layer, given in zip(subnetwork.kept, inputs, strict=True):
+        index: dict[Axis, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
+        parts[layer] = Part(original(routed.blocks[layer]), routed.anatomies[layer], index, scales)
+    return parts
+
+
+def _axes(subnetwork: Subnetwork) -> dict[Axis, Kept | None]:
+    """The axes besides depth on which a subnetwork is not the whole."""
+    axes: dict[Axis, tuple[Kept | None, float]] = {
+        "heads": (subnetwork.heads, subnetwork.head_scale),
+        "parts": (subnetwork.parts, subnetwork.part_scale),
+    }
+    return {axis: kept for axis, (kept, scale) in axes.items() if kept is not None or scale != 1}
 
 
 def _check(routed: Routed, subnetwork: Subnetwork) -> None:
@@ -224,11 +337,7 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
             "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
             "block cannot be chosen one by one."
         )
-    if subnetwork.heads is not None or subnetwork.parts is not None:
-        raise ValueError(
-            "running: the subnetwork selects heads or MLP parts, and attached models run whole layers. "
-            "Make the method without the settings heads and parts."
-        )
+    _check_axes(routed, subnetwork)
     if subnetwork.scaled == "branches" and any(scale not in (0, 1) for scale in subnetwork.scales):
         raise ValueError(
             "running: the subnetwork scales residual branches (scaled is 'branches'), which cannot be seen inside an "
@@ -241,97 +350,17 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
         )
 
 
-def _check_uncompiled(function: str, model: nn.Module) -> None:
-    if _original(model) is not model or model._compiled_call_impl is not None:
-        raise ValueError(f"{function}: the model is compiled as a whole; compile each of its blocks instead")
-
-
-def _check_caches(blocks: BlockList, values: Iterable[object]) -> None:
-    """Refuse caches of an earlier call: models read how long they are from a layer that may be bypassed."""
-    for value in values:
-        if any(_filled(value, layer) for layer in range(len(blocks.module))):
+def _check_axes(routed: Routed, subnetwork: Subnetwork) -> None:
+    for axis, kept in _axes(subnetwork).items():
+        routed.need(axis, f"running: the subnetwork selects {axis}")
+        units = routed.anatomies[0].units(axis)
+        if any(unit >= units for layer in kept or () for unit in layer):
             raise ValueError(
-                f"running: the blocks at {blocks.path!r} got a filled key-value cache, which bypassed layers do not "
-                "keep up with. Use use_cache=False, in `generate` too."
+                f"running: the subnetwork is made for more than the {units} {axis} of the blocks at {routed.path!r}. "
+                "Make the method for the shape of what `attach` returns."
             )
 
 
-def _filled(cache: object, layer: int) -> bool:
-    """Whether a cache of `transformers` holds something of a layer: keys and values, or a recurrent state."""
-    for question in ("get_seq_length", "has_previous_state"):
-        ask = getattr(cache, question, None)
-        try:
-            if ask is not None and bool(ask(layer)):
-                return True
-        except (AttributeError, IndexError, ValueError):
-            continue  # a layer or a cache of the other kind
-    return False
-
-
-def _recorders(block: nn.Module) -> dict[int, Any]:
-    """The hooks with which `transformers` collects what a block returns: they must see what the stand-in returns."""
-    hooks = _original(block)._forward_hooks
-    return {key: hook for key, hook in hooks.items() if getattr(hook, "__module__", "") == RECORDERS}
-
-
-@contextmanager
-def _unrecorded(block: nn.Module) -> Iterator[list[Any]]:
-    """Keep the recorders of a block from what it returns; gives them to be called with something else."""
-    hooks, recorders = _original(block)._forward_hooks, _recorders(block)
-    before = dict(hooks)
-    for key in recorders:
-        del hooks[key]
-    try:
-        yield list(recorders.values())
-    finally:
-        if recorders:
-            hooks.clear()
-            hooks.update(before)
-
-
-def _original(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`'s wrapper, or the module itself."""
-    original = module._modules.get("_orig_mod")
-    return module if original is None else original
-
-
-def _hidden(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """The hidden states: the first positional argument, or the one named as the block's first parameter."""
-    name = "" if args else next(iter(inspect.signature(_original(block).forward).parameters), "")
-    x = args[0] if args else kwargs.get(name)
-    if not isinstance(x, Tensor):
-        raise ValueError(
-            f"running: a {type(block).__name__} got no hidden states; a tensor as first argument is allowed"
-        )
-    return x
-
-
-def _check_output(output: Any, x: Tensor) -> None:
-    """Refuse what a bypass cannot imitate."""
-    first = output[0] if type(output) in (tuple, list) and output else output
-    if not isinstance(first, Tensor):
-        raise ValueError(
-            f"running: a block returned {type(output).__name__}; a tensor, or a tuple or list that begins "
-            "with the hidden states, is allowed"
-        )
-    # Nested tensors (`nn.TransformerEncoder` with padding makes them) have no shape to compare.
-    if first.is_nested != x.is_nested or (not x.is_nested and first.shape != x.shape):
-        raise ValueError(
-            f"running: a block made {tuple(first.shape)} of {tuple(x.shape)}; only residual blocks, which "
-            "keep the shape, are allowed"
-        )
-
-
-def _probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a block returns, from one run that leaves no trace."""
-    device = [] if x.device.type == "cpu" else [x.device]
-    kind = "cuda" if x.device.type == "cpu" else x.device.type
-    buffers = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(device, device_type=kind):
-        # Compiled blocks run uncompiled here: a graph without gradients would be made for this one run.
-        with torch.compiler.set_stance("force_eager"), _unrecorded(block):
-            output = block(*args, **kwargs)
-        _check_output(output, x)
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    return output
+def _check_uncompiled(function: str, model: nn.Module) -> None:
+    if original(model) is not model or model._compiled_call_impl is not None:
+        raise ValueError(f"{function}: the model is compiled as a whole; compile each of its blocks instead")

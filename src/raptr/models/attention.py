@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from raptr.models.fused import short_attention
 
@@ -34,16 +34,32 @@ def make_segments(segments_BS: Tensor | None, *, causal: bool = False) -> Segmen
     """
     if segments_BS is None:
         return None
-    batch, length = segments_BS.shape
-    if not segments_BS.is_cuda:
-        dense_BSS = segments_BS.unsqueeze(2) == segments_BS.unsqueeze(1)
-        return Segments(dense_B1SS=(dense_BSS.tril() if causal else dense_BSS).unsqueeze(1))
+    if segments_BS.is_cuda:
+        return Segments(blocks=segment_blocks(segments_BS, causal=causal))
+    dense_BSS = segments_BS.unsqueeze(2) == segments_BS.unsqueeze(1)
+    return Segments(dense_B1SS=(dense_BSS.tril() if causal else dense_BSS).unsqueeze(1))
 
-    def together(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+
+def segment_blocks(segments_BS: Tensor, *, causal: bool) -> BlockMask:
+    """The same as a block mask, from the least and the largest segment of each block.
+
+    Where segments ascend, these are the blocks in which something is seen; elsewhere there may be more of them.
+    """
+    length = segments_BS.shape[1]
+
+    def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same = segments_BS[b, q] == segments_BS[b, k]
         return same & (k <= q) if causal else same
 
-    return Segments(blocks=create_block_mask(together, batch, None, length, length, device=segments_BS.device.type))
+    padded_BS = torch.cat([segments_BS, segments_BS[:, -1:].expand(-1, -length % BLOCK)], 1)
+    least_BT, largest_BT = padded_BS.view(len(padded_BS), -1, BLOCK).aminmax(dim=-1)
+    alike_BT = least_BT == largest_BT
+    needed_BTT = (least_BT.unsqueeze(1) <= largest_BT.unsqueeze(2)) & (least_BT.unsqueeze(2) <= largest_BT.unsqueeze(1))
+    full_BTT = needed_BTT & alike_BT.unsqueeze(1) & alike_BT.unsqueeze(2)
+    if causal:
+        row_T1, tile_T = _tiles(length, segments_BS.device)
+        needed_BTT, full_BTT = needed_BTT & (tile_T <= row_T1), full_BTT & (tile_T < row_T1)
+    return _blocks(needed_BTT, full_BTT, seen, length)
 
 
 def make_prefix(prefix_B: Tensor, length: int) -> Segments:
@@ -56,20 +72,33 @@ def make_prefix(prefix_B: Tensor, length: int) -> Segments:
 
 
 def prefix_blocks(prefix_B: Tensor, length: int) -> BlockMask:
-    """The same as a block mask, from what a prefix means for whole blocks.
-
-    Of tensor operations of fixed shapes alone, so that a CUDA graph can hold them; `create_block_mask` would look at
-    every pair of positions in every step.
-    """
+    """The same as a block mask, from what a prefix means for whole blocks."""
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) | (k < prefix_B[b])
 
-    tile_T = torch.arange(-(-length // BLOCK), device=prefix_B.device)
-    row_T1, prefix_B11 = tile_T.unsqueeze(1), prefix_B.view(-1, 1, 1)
+    row_T1, tile_T = _tiles(length, prefix_B.device)
+    prefix_B11 = prefix_B.view(-1, 1, 1)
     needed_BTT = (tile_T <= row_T1) | (tile_T * BLOCK < prefix_B11)
-    inside_T1 = (row_T1 + 1) * BLOCK <= length  # a block that reaches beyond the sequence is none that all of it sees
-    full_BTT = ((tile_T < row_T1) | ((tile_T + 1) * BLOCK <= prefix_B11)) & inside_T1
+    full_BTT = (tile_T < row_T1) | ((tile_T + 1) * BLOCK <= prefix_B11)
+    return _blocks(needed_BTT, full_BTT, seen, length)
+
+
+def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The numbers of the blocks of queries, as a column, and of those of keys."""
+    tile_T = torch.arange(-(-length // BLOCK), device=device)
+    return tile_T.unsqueeze(1), tile_T
+
+
+def _blocks(needed_BTT: Tensor, full_BTT: Tensor, seen: Any, length: int) -> BlockMask:
+    """A block mask from the blocks of which something is seen, and of these the ones that are seen whole.
+
+    Like what it is given, of tensor operations of fixed shapes alone, so that a CUDA graph can hold them;
+    `create_block_mask` would look at every pair of positions in every step.
+    """
+    row_T1, tile_T = _tiles(length, needed_BTT.device)
+    # A block that reaches beyond the sequence is none that is seen whole.
+    full_BTT = full_BTT & ((torch.maximum(row_T1, tile_T) + 1) * BLOCK <= length)
     some, whole = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
     return BlockMask.from_kv_blocks(*some, *whole, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
 

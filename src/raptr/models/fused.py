@@ -49,16 +49,24 @@ def residual_mlp(
     return out_ND.view_as(x_BSD)
 
 
+def swiglu(z: Tensor) -> Tensor:
+    """silu(gate)·up, (..., F), of the product that has both side by side, (..., 2F)."""
+    if _half(z) and z.dtype == torch.bfloat16:
+        activated: Tensor = kernels.swiglu(z)
+        return activated
+    gate, up = z.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float = 0.0
 ) -> Tensor:
     """The mean cross entropy of a linear map's scores, in float32 at least.
 
-    `z_loss` is the factor of the mean of log²Z, which keeps the scores' normaliser Z near 1; the kernel knows none.
+    `z_loss` is the factor of the mean of log²Z, which keeps the scores' normaliser Z near 1.
     """
-    if _half(x_ND) and not z_loss:
-        bias_V = weight_VD.new_zeros(len(weight_VD)) if bias_V is None else bias_V
-        return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N)
+    if _half(x_ND):
+        return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N, z_loss)
     scores_NV = F.linear(x_ND, weight_VD, bias_V)
     scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
     loss = F.cross_entropy(scores_NV, labels_N)

@@ -39,7 +39,9 @@ def decoder_mini() -> Recipe:
 
 
 def decoder_100m() -> Recipe:
-    """A 12-layer decoder of width 768, sequences of 512 tokens. It has not been run at this size.
+    """A 12-layer decoder of width 768, sequences of 512 tokens; only single steps have been run.
+
+    On one H200 64 sequences took 18 GiB and gave 619,000 tokens/s with all layers.
 
     Command: raptr pretrain decoder-100m --data FOLDER
     """
@@ -53,10 +55,10 @@ def decoder_100m() -> Recipe:
 
 
 def decoder_1_6b() -> Recipe:
-    """A 24-layer decoder of width 2048, sequences of 512 tokens. It has not been run at this size.
+    """A 24-layer decoder of width 2048, sequences of 512 tokens. Only single steps have been run.
 
-    Memory and speed are therefore unknown: try `raptr plan --family decoder --size 1.6b --length 512 --measure` first.
-    `accumulate` divides the memory of the activations.
+    On one H200, micro-batches of 32 sequences took 66 GiB and gave 53,000 tokens/s with all layers: 23 days for the
+    full model, 19 for this schedule. `accumulate` divides the memory of the activations.
 
     Command: raptr pretrain decoder-1.6b --data FOLDER
     """
@@ -65,5 +67,5 @@ def decoder_1_6b() -> Recipe:
         "method": {"name": "raptr", "schedule": "12-16-20-24", "lengths": "proportional"},
         "data": {"vocabulary": 32_768, "length": 512},
         "optimizer": {"name": "adamw", "peak": 2e-4, "warmup": 2000, "weight_decay": 0.1, "beta2": 0.95},
-        "train": {"steps": 400_000, "batch": 512, "accumulate": 32, "eval_samples": 1024},
+        "train": {"steps": 400_000, "batch": 512, "accumulate": 16, "eval_samples": 1024},
     }

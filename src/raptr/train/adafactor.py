@@ -22,26 +22,34 @@ at step 1,000 a β of 0, and not an average with zeros.
 """
 
 from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raptr.distributed.sharding import local, part, whole
+from raptr.distributed.sharding import is_sharded, local, part, whole
 
 FACTORED = 128  # the least number of rows and columns of a matrix whose second moments are factored
 POWER = 0.8
 SMALLEST = 1e-30  # added to squared gradients
+SHAPES = 64  # of parameters at most, for which the update is compiled
 LEAST_SCALE = 1e-3  # of a weight: those that begin at zero could not leave it otherwise
 
 
 @final
 class Adafactor(Optimizer):
-    """A group's `parts` is the number of equal maps that each of its parameters holds in its first dimension."""
+    """A group's `parts` is the number of equal maps that each of its parameters holds in its first dimension.
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, *, factored: int = FACTORED) -> None:
+    With `compiled`, the update is: on a GPU each of its operations would be a pass over memory.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, *, factored: int = FACTORED, compiled: bool = False
+    ) -> None:
         super().__init__(groups, {"lr": lr, "parts": 1, "factored": factored})
+        self._update = compiled_update() if compiled else update
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -51,33 +59,56 @@ class Adafactor(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     cut = (group["parts"], -1, *parameter.shape[1:])
-                    u = _update(self.state[parameter], whole(parameter.grad).reshape(cut), group["factored"])
-                    scale = _rms(whole(parameter).reshape(cut)).clamp(min=LEAST_SCALE)
-                    step = (group["lr"] * scale * u).view(parameter.shape)
-                    local(parameter)[0].sub_(part(step, parameter))
+                    moved, g = whole(parameter), whole(parameter.grad).reshape(cut)
+                    p, state = moved.view(cut), self.state[parameter]
+                    if not state:
+                        state |= _initial(p, group["factored"])
+                    state["step"] += 1
+                    averages = [state[kind] for kind in ("square", "row", "column") if kind in state]
+                    self._update(p, g, averages, group["lr"], state["step"].item() ** -POWER)
+                    if is_sharded(parameter):
+                        local(parameter)[0].copy_(part(moved, parameter))
 
 
-def _update(state: dict[str, Tensor], g: Tensor, least: int) -> Tensor:
-    """The clipped update of a batch of maps, and the state after it."""
-    state.setdefault("step", torch.zeros((), device="cpu"))  # so that reading it never waits for a GPU
-    state["step"] += 1
-    new = state["step"].item() ** -POWER  # 1 - β
+def _initial(p: Tensor, least: int) -> dict[str, Tensor]:
+    """The state of a batch of maps before their first step."""
+    step = torch.zeros((), device="cpu")  # so that reading it never waits for a GPU
+    if p.ndim < 3 or min(p.shape[-2:]) < least:
+        return {"step": step, "square": torch.zeros_like(p)}
+    return {"step": step, "row": torch.zeros_like(p[..., 0]), "column": torch.zeros_like(p[:, 0])}
+
+
+Update = Callable[[Tensor, Tensor, list[Tensor], float, float], None]
+
+
+def update(p: Tensor, g: Tensor, averages: list[Tensor], lr: float | Tensor, new: float | Tensor) -> None:
+    """One step of a batch of maps; `new`, which is 1 in the first step, is 1 - β."""
     squares = g.square() + SMALLEST
-    if g.ndim < 3 or min(g.shape[-2:]) < least:
-        u = g * _averaged(state, "square", squares, new).rsqrt()
+    if len(averages) == 1:
+        u = g * averages[0].lerp_(squares, new).rsqrt()
     else:
-        row = _averaged(state, "row", squares.mean(-1), new)
-        column = _averaged(state, "column", squares.mean(-2), new)
+        row, column = averages[0].lerp_(squares.mean(-1), new), averages[1].lerp_(squares.mean(-2), new)
         row = row / row.mean(-1, keepdim=True)
         u = g * row.rsqrt().unsqueeze(-1) * column.rsqrt().unsqueeze(-2)
-    return u / _rms(u).clamp(min=1)
+    p.sub_(lr * _rms(p).clamp(min=LEAST_SCALE) * (u / _rms(u).clamp(min=1)))
 
 
-def _averaged(state: dict[str, Tensor], kind: str, value: Tensor, new: float) -> Tensor:
-    """The moving average `kind` after `value` has entered with the weight `new`, which is 1 the first time."""
-    if kind not in state:
-        state[kind] = torch.zeros_like(value)
-    return state[kind].lerp_(value, new)
+@cache
+def compiled_update(backend: Any = "inductor") -> Update:
+    """The update, compiled once for each shape."""
+    torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
+    fused = torch.compile(update, fullgraph=True, dynamic=False, backend=backend)
+
+    def run(p: Tensor, g: Tensor, averages: list[Tensor], lr: float, new: float) -> None:
+        # Numbers that change reach compiled code as tensors: it would be compiled anew for each.
+        fused(p, g, averages, *(_number(rate, p.dtype, p.device) for rate in (lr, new)))
+
+    return run
+
+
+@lru_cache(maxsize=64)  # most parameters of a step have the same
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -158,11 +158,11 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, segments: bool, *, sharded: bool = False) -> DecidedForm:
-        """The execution's form; with `segments` attention stays inside documents, `sharded` are fsdp's weights."""
+    def form(self, device: torch.device, *, sharded: bool = False) -> DecidedForm:
+        """The execution's form; `sharded` are weights of which no process has the whole."""
         if self.execution != "auto":
             return self.execution
-        fits = device.type == "cuda" and not (self.deterministic or self.recompute or segments or sharded)
+        fits = device.type == "cuda" and not (self.deterministic or self.recompute or sharded)
         return "gather" if fits else "skip"
 
 
@@ -196,9 +196,8 @@ class Config:
             raise ValueError(
                 f"method.name is {method.name!r} with model.start; only methods that do not grow the model are allowed"
             )
-        if self.train.execution == "gather" and (self.train.recompute or self.data.isolate_documents):
-            other = "train.recompute" if self.train.recompute else "data.isolate_documents"
-            raise ValueError(f"train.execution is 'gather' with {other}; auto and skip are allowed")
+        if self.train.execution == "gather" and self.train.recompute:
+            raise ValueError("train.execution is 'gather' with train.recompute; auto and skip are allowed")
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")

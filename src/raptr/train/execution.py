@@ -49,16 +49,14 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def build_model(
-    dimensions: ModelConfig, settings: TrainSettings, device: torch.device, processes: Processes, *, segments: bool
-) -> Model:
+def build_model(dimensions: ModelConfig, settings: TrainSettings, device: torch.device, processes: Processes) -> Model:
     """The model with its initial weights; where they lie on several processes, each makes its own part only.
 
     For `gather` and `shared` every process has plain weights: a graph of all kernels can send nothing, and a sum over
     all layers needs all of them.
     """
     seed, mesh = settings.seed, processes.mesh
-    if mesh is None or settings.form(device, segments, sharded=processes.sharded) != "skip":
+    if mesh is None or settings.form(device, sharded=processes.sharded) != "skip":
         return dimensions.build(seed).to(device)
     with torch.device("meta"):
         model = dimensions.build(seed)
@@ -83,21 +81,15 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
 
 
 def make_execution(
-    model: Model,
-    settings: TrainSettings,
-    device: torch.device,
-    *,
-    segments: bool = False,
-    sharded: bool = False,
-    groups: int = 1,
+    model: Model, settings: TrainSettings, device: torch.device, *, sharded: bool = False, groups: int = 1
 ) -> Execution:
-    """The form that the settings ask for; `segments`: attention stays inside documents; `sharded`: weights do.
+    """The form that the settings ask for; `sharded`: no process has the whole of the weights.
 
     `groups` is the number of groups of layers from which a method draws equally many.
     """
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
-    form = settings.form(device, segments, sharded=sharded)
+    form = settings.form(device, sharded=sharded)
     if form == "shared":
         return Shared(forward, groups)
     return Gather(forward) if form == "gather" else Skip(forward)

@@ -164,12 +164,12 @@ class Trainer:
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        settings, isolate, processes = self.config.train, self.config.data.isolate_documents, self.processes
-        self.model = build_model(self.dimensions.resized(shape), settings, self.device, processes, segments=isolate)
+        settings, processes = self.config.train, self.processes
+        self.model = build_model(self.dimensions.resized(shape), settings, self.device, processes)
         self.parameters = list(self.model.parameters())
-        how = {"segments": isolate, "sharded": processes.sharded, "groups": self.method.settings().get("groups", 1)}
-        self.execution = make_execution(self.model, settings, self.device, **how)
-        self.optimizer = make_optimizer(self.config.optimizer, self.model)
+        groups = self.method.settings().get("groups", 1)
+        self.execution = make_execution(self.model, settings, self.device, sharded=processes.sharded, groups=groups)
+        self.optimizer = make_optimizer(self.config.optimizer, self.model, compiled=settings.compiled(self.device))
 
     def grow(self, shape: Shape) -> None:
         """Make the model and what the optimizer knows those of a larger shape."""

@@ -114,11 +114,14 @@ class OptimizerSettings:
         return self.peak * (self.floor + (1 - self.floor) * share)
 
 
-def make_optimizer(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
-    """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only."""
+def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: bool = False) -> Optimizer:
+    """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only.
+
+    `compiled` is for Adafactor; AdamW has a fused kernel on a GPU anyway.
+    """
     if settings.name == "adafactor":
         parts = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
-        return Adafactor(part_groups(model, parts), lr=settings.peak)
+        return Adafactor(part_groups(model, parts), lr=settings.peak, compiled=compiled)
     matrices = {name: fused_maps(model, name) for name in layer_matrices(model)} if settings.name == "muon" else {}
     adamw = AdamW(
         decay_groups(model, settings.weight_decay, without=matrices),

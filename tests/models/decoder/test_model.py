@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptr.data.batch import Batch
 from raptr.models.decoder.config import DecoderConfig
-from raptr.models.decoder.model import Block, Decoder
+from raptr.models.decoder.model import Block, Decoder, normed
 from raptr.models.layout import chosen
 from raptr.subnetworks import Shape, Subnetwork
 from tests.walks import scores
@@ -244,3 +244,13 @@ def test_the_large_size_has_the_parameters_that_its_name_says() -> None:
         config = DecoderConfig(24, 2048, 16, 128, 8192, vocabulary=32_768)
         count = config.layers * config.layer_weights(16, 4) + config.vocabulary * config.width
     assert 1.6e9 < count < 1.7e9
+
+
+def test_half_precision_is_normalised_in_that_of_the_gain_without_a_warning() -> None:
+    gain = nn.RMSNorm(24, eps=1e-6)
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.no_grad():
+        gain.weight.add_(0.3)
+        found = normed(gain, x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, gain(x.float()))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raptr.data.batch import Batch
 from raptr.models.attention import Segments, attend, make_prefix, make_segments
 from raptr.models.decoder.config import DecoderConfig
-from raptr.models.fused import linear_cross_entropy
+from raptr.models.fused import linear_cross_entropy, swiglu
 from raptr.models.inputs import BlockInputs, scaled, times
 from raptr.models.layout import Cut, Layout, of_running
 from raptr.models.model import Model, at_targets
@@ -54,11 +54,11 @@ class Block(nn.Module):
             of_running(self, f"{name}.weight", inputs) for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
         )
         s, t = inputs.layer_scale, times(inputs.layer_scale, inputs.mlp_scale)
-        o_BSE = self.attended(F.linear(self.attention_norm(x_BSD), qkv), context)
+        o_BSE = self.attended(F.linear(normed(self.attention_norm, x_BSD), qkv), context)
         a_BSD: Tensor = self.dropout(F.linear(o_BSE, scaled(project, inputs.attention_scale)))
         h_BSD = x_BSD + a_BSD
-        gate_BSF, up_BSF = F.linear(self.mlp_norm(h_BSD), mlp_in).chunk(2, -1)
-        m_BSD: Tensor = self.dropout(F.linear(F.silu(gate_BSF) * up_BSF, scaled(mlp_out, t)))
+        activated_BSF = swiglu(F.linear(normed(self.mlp_norm, h_BSD), mlp_in))
+        m_BSD: Tensor = self.dropout(F.linear(activated_BSF, scaled(mlp_out, t)))
         return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
 
     def attended(self, qkv: Tensor, context: Context) -> Tensor:
@@ -100,7 +100,7 @@ class Head(nn.Module):
 
     def forward(self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, output_VD: Tensor) -> Tensor:
         """The mean cross entropy at the targets; in training with the z-loss."""
-        x_ND = self.norm(at_targets(x_BSD, positions_BM))
+        x_ND = normed(self.norm, at_targets(x_BSD, positions_BM))
         z_loss = self.z_loss if self.training else 0.0
         return linear_cross_entropy(x_ND, output_VD, None, labels_BM.flatten(), z_loss)
 
@@ -160,7 +160,7 @@ class Decoder(Model):
 
     def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
         """The scores over the vocabulary at the targets."""
-        x_ND = self.head.norm(at_targets(x_BSD, batch.positions_BM))
+        x_ND = normed(self.head.norm, at_targets(x_BSD, batch.positions_BM))
         return F.linear(x_ND, self.output_VD).view(*batch.labels_BM.shape, -1)
 
 
@@ -173,6 +173,12 @@ def layout(config: DecoderConfig) -> Layout:
         "mlp_in.weight": Cut("parts", dim=0, before=2),
         "mlp_out.weight": Cut("parts", dim=1),
     }
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """The norm of x in the precision of its gain, float32 at least; torch would warn of two precisions."""
+    y: Tensor = norm(x.to(torch.promote_types(x.dtype, norm.weight.dtype)))
+    return y
 
 
 def rotated(x: Tensor, context: Context) -> Tensor:

@@ -1,0 +1,55 @@
+"""The cross entropy of a linear map's scores, some rows at a time, with its gradients: the matrix of all scores never
+exists.
+
+Shapes: N rows, R rows of a chunk, D width, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+SCORES = 1 << 29  # that exist at a time, at most (of one row at least): 1 GiB in half precision
+
+# scores_RV, bias_V, labels_R, share, z_loss -> losses_R: the rows' losses with the z-loss in them; over the scores,
+# which do not hold the bias yet, it writes the gradient of `share` times the sum of the losses.
+Rowwise = Callable[[Tensor, Tensor | None, Tensor, float, float], Tensor]
+
+
+def chunked_loss(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    labels_N: Tensor,
+    z_loss: float,
+    rowwise: Rowwise,
+    *,
+    gradients: bool = True,
+    scores: int = SCORES,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The mean loss, and its gradients for x, the weight and the bias: empty tensors where there is none to compute.
+
+    The gradients of weight and bias are sums over chunks, in float32 at least.
+    """
+    rows = len(x_ND)
+    chunks = -(-rows // max(1, scores // len(weight_VD)))
+    wide = torch.promote_types(x_ND.dtype, torch.float32)
+    losses, d_x = [], []
+    d_weight, d_bias = weight_VD.new_empty(0), x_ND.new_empty(0)
+    for x_RD, labels_R in zip(x_ND.chunk(chunks), labels_N.chunk(chunks), strict=True):
+        scores_RV = x_RD @ weight_VD.t()
+        losses.append(rowwise(scores_RV, bias_V, labels_R, 1 / rows, z_loss))
+        if not gradients:
+            continue
+        d_x.append(scores_RV @ weight_VD)
+        product_VD = scores_RV.t() @ x_RD
+        if len(d_weight):
+            d_weight += product_VD
+        else:
+            d_weight = product_VD if chunks == 1 else product_VD.to(wide)
+        if bias_V is not None:
+            sums_V = scores_RV.sum(0, dtype=wide)
+            d_bias = d_bias + sums_V if len(d_bias) else sums_V
+    d_weight = d_weight.to(weight_VD.dtype)
+    d_bias = d_bias if bias_V is None else d_bias.to(bias_V.dtype)
+    return torch.cat(losses).mean(), torch.cat(d_x) if d_x else x_ND.new_empty(0), d_weight, d_bias
