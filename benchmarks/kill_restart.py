@@ -1,11 +1,14 @@
 """Kill preparation and training with SIGKILL again and again; the end must be that of the undisturbed run, bit for bit.
 
-    python benchmarks/kill_restart.py [--kills 20] [--seed 0]
+    python benchmarks/kill_restart.py [--kills 20] [--seed 0] [--processes 2 --parallel fsdp]
 
 Each kill comes either after a random time or at the n-th call of a system function that a checkpoint's writing, its
 pruning or the preparation's journal uses (fsync, rename, rmtree, unlink), so that the delicate moments are met for
 sure. Whenever the program reaches its end, what it made is compared: the prepared folder, byte for byte, and all
 weights, moments and step counts; then another round begins. The result goes to benchmarks/results/kill_restart.json.
+
+With several processes torchrun starts the training, and again after each kill of one of them, with nobody in between; a
+fifth of the kills come inside the writing of a checkpoint. The result: benchmarks/results/kill_restart_many.json.
 """
 
 import argparse
@@ -31,8 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--parallel", default="fsdp")
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
+    if arguments.processes > 1:
+        _many(arguments, draw)
+        return
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         corpus = _corpus(root / "text", draw)
@@ -77,6 +85,58 @@ def main() -> None:
     out = Path(__file__).parent / "results" / "kill_restart.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
     if not all(equal for entry in rounds for equal in entry.values()):
+        sys.exit(1)
+
+
+def _many(arguments: argparse.Namespace, draw: random.Random) -> None:
+    """Train with several processes under fire and undisturbed, in one job of torchrun, and compare."""
+    import yaml
+
+    from raptr.train.config import Config
+
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        _run(["prepare", "--data", str(_corpus(root / "text", draw)), "--vocabulary", "1024", "--out", f"{root}/data"])
+        given = {
+            "model": {"width": 32, "head_size": 8, "mlp": 64},
+            "data": {"source": f"{root}/data", "length": 32},
+            "optimizer": {"warmup": 5},
+            "train": {"steps": 120, "batch": 4, "eval_samples": 8, "checkpoint_every": 5, "log_every": 1}
+            | {"device": "cpu", "parallel": arguments.parallel, "tracker": "none"},
+        }
+        (root / "config.yaml").write_text(yaml.safe_dump(Config.read(given).mapping()))
+        inside = range(0, arguments.kills, 5)  # of the writing of a checkpoint
+        kills: list[dict[str, int | str]] = []
+        for number, step in enumerate(sorted(draw.choices(range(1, 115), k=arguments.kills))):
+            rank = draw.randrange(arguments.processes)
+            if number in inside:
+                saved = min(-(-step // 5) * 5, 115)
+                kills.append(
+                    {"rank": rank, "step": saved, "call": draw.choice(["rename", "fsync"]) if not rank else "fsync"}
+                )
+            else:
+                kills.append({"rank": rank, "step": step})
+        kills.sort(key=lambda kill: kill["step"])
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += [f"--nproc-per-node={arguments.processes}", f"--max-restarts={arguments.kills}"]
+        program = ["-m", "tests.distributed.killed", str(root), str(root / "config.yaml"), json.dumps(kills)]
+        started = time.monotonic()
+        project = Path(__file__).parents[1]
+        subprocess.run([*launcher, *program], check=True, cwd=project, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        starts = json.loads((root / "fire" / "environment.json").read_text())
+        options = f"--kills {arguments.kills} --seed {arguments.seed} --processes {arguments.processes}"
+        result = {
+            "command": f"python benchmarks/kill_restart.py {options} --parallel {arguments.parallel}",
+            "environment": starts[0],
+            "kills": kills,
+            "killed": len(list(root.glob("killed-*"))),
+            "starts": [start["step"] for start in starts],
+            "seconds": round(time.monotonic() - started),
+            "tensors_equal": _tensors_equal(root / "calm", root / "fire"),
+        }
+    (Path(__file__).parent / "results" / "kill_restart_many.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    if not result["tensors_equal"] or result["killed"] != arguments.kills:
         sys.exit(1)
 
 
@@ -139,9 +199,14 @@ def _tensors_equal(one: Path, other: Path) -> bool:
     import torch
     from safetensors.torch import load_file
 
-    tensors = [load_file(next((run / "checkpoints" / "step-120").glob("*.safetensors"))) for run in (one, other)]
-    same = tensors[0].keys() == tensors[1].keys()
-    return same and all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    shards = [sorted((run / "checkpoints" / "step-120").glob("*.safetensors")) for run in (one, other)]
+    if [file.name for file in shards[0]] != [file.name for file in shards[1]]:
+        return False
+    for tensors in zip(*([load_file(file) for file in files] for files in shards), strict=True):
+        same = tensors[0].keys() == tensors[1].keys()
+        if not same or not all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0]):
+            return False
+    return True
 
 
 if __name__ == "__main__":

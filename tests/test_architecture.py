@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"files", "hashing"},
     "objectives": {"hashing", "data"},
     "models": {"hashing", "subnetworks", "data", "distributed"},
-    "growth": {"subnetworks", "models"},
+    "growth": {"distributed", "subnetworks", "models"},
     "methods": {"settings", "subnetworks", "growth"},
     "train": {
         *("files", "hashing", "settings", "strict_yaml", "subnetworks", "growth"),

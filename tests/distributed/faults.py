@@ -5,6 +5,7 @@ python -m torch.distributed.run --nproc-per-node 2 -m tests.distributed.faults F
 Each process writes what it saw to seen-RANK.json.
 """
 
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,8 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 
-from raptr.distributed.errors import Disagreement, Lost
+from raptr import files
+from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 from raptr.distributed.processes import joined
 from raptr.methods.raptr import RaPTr
 from raptr.subnetworks import Subnetwork
@@ -32,11 +34,11 @@ AT = 7  # the step at which it happens
 PATIENCE = 5.0  # seconds
 
 
-def attempt(folder: Path, run: str, timeout: float = 60.0) -> dict[str, Any]:
+def attempt(folder: Path, run: str, timeout: float = 60.0, **train: Any) -> dict[str, Any]:
     """How a run ends here."""
     try:
-        result = pretrain(config("bert, raptr", folder, "fsdp", timeout=timeout), folder / run, console=QUIET)
-    except (Disagreement, Lost) as error:
+        result = pretrain(config("bert, raptr", folder, "fsdp", timeout=timeout, **train), folder / run, console=QUIET)
+    except (Disagreement, Elsewhere, Lost, OSError) as error:
         return {"error": type(error).__name__, "message": str(error)}
     return {"step": result.step, "stopped": result.stopped}
 
@@ -66,6 +68,18 @@ def other_layers(rank: int) -> AbstractContextManager[object]:
     return patch.object(RaPTr, "subnetwork", changed)
 
 
+def full_disk(rank: int) -> AbstractContextManager[object]:
+    """Let this process find no space for its part of a checkpoint."""
+    sync = files.sync
+
+    def changed(path: Path) -> None:
+        if int(os.environ["RANK"]) == rank and path.suffix == ".safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        sync(path)
+
+    return patch.object(files, "sync", changed)
+
+
 def main(folder: Path) -> None:
     """One fault after the other, the deadly one last."""
     torch.set_num_threads(1)
@@ -76,6 +90,9 @@ def main(folder: Path) -> None:
             seen["signal"] = attempt(folder, "signal")
         with other_layers(1):
             seen["disagreement"] = attempt(folder, "disagreement")
+        seen["settings"] = attempt(folder, "settings", seed=processes.rank)
+        with full_disk(1):
+            seen["full disk"] = attempt(folder, "full", checkpoint_every=AT)
     with in_step(1, lambda: time.sleep(PATIENCE + 4)):
         seen["hang"] = attempt(folder, "hang", timeout=PATIENCE)
     (folder / f"seen-{processes.rank}.json").write_text(json.dumps(seen))

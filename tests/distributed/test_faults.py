@@ -39,6 +39,21 @@ def test_processes_that_would_run_different_layers_stop_before_the_step(seen: li
         assert f"the subnetwork of step {AT}" in one["disagreement"]["message"]
 
 
+def test_processes_with_other_settings_do_not_begin(folder: Path, seen: list[dict[str, Any]]) -> None:
+    for one in seen:
+        assert one["settings"]["error"] == "Disagreement"
+        assert "the settings" in one["settings"]["message"]
+    assert not (folder / "settings").exists()
+
+
+def test_a_checkpoint_that_one_process_cannot_write_is_nobodys(folder: Path, seen: list[dict[str, Any]]) -> None:
+    assert seen[1]["full disk"]["error"] == "OSError"
+    assert seen[0]["full disk"]["error"] == "Elsewhere"
+    assert "process 1" in seen[0]["full disk"]["message"]
+    assert "No space left" in seen[0]["full disk"]["message"]
+    assert list((folder / "full" / "checkpoints").iterdir()) == []
+
+
 def test_a_process_that_hangs_is_noticed(seen: list[dict[str, Any]]) -> None:
     assert seen[0]["hang"]["error"] == "Lost"
     assert "process 0 of 2" in seen[0]["hang"]["message"]

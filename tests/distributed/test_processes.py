@@ -1,11 +1,15 @@
 """The value that says who a process is: one process alone, and what needs no second one to be tested."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import parse_args
+from typer.main import get_command
 
+from raptr.cli import app
 from raptr.data import TokenStore
 from raptr.distributed.processes import ALONE, Processes, joined
 from raptr.models.init import normal
@@ -102,3 +106,20 @@ def test_processes_and_micro_batches_may_change_unless_something_is_dropped(
     start = {"step": 1, "data": stores["bert"].fingerprint, "processes": 2}
     with pytest.raises(ValueError, match=r"1 processes.* 2;.*model\.dropout"):
         RunFolder(tmp_path / "run").begin(one, stores["bert"].path / "tokenizer.json", start)
+
+
+def test_torchrun_understands_the_lines_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [
+        line.strip().removeprefix("srun ") for line in page.splitlines() if "torchrun --" in line and "-m raptr" in line
+    ]
+    assert len(lines) == 3
+    for line in lines:
+        given = parse_args(shlex.split(line)[1:])  # type: ignore[no-untyped-call]
+        assert (given.training_script, given.module) == ("raptr", True)
+        name, *options = [word for word in given.training_script_args if word != "--"]  # Pythons differ in keeping it
+        assert name == "pretrain"
+        command = get_command(app).commands["pretrain"]  # type: ignore[attr-defined]
+        context = command.make_context(name, options)
+        assert context.params["run"] is not None
+        assert context.params["parallel"] in ("ddp", "hsdp")

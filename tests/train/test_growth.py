@@ -494,15 +494,6 @@ def test_adafactor_is_refused_where_heads_or_parts_are_added(store: TokenStore) 
         config(store, {"name": "msg", axis: "4-4"}, {"optimizer": {"name": "adafactor"}})  # nothing is added
 
 
-def test_heads_and_parts_are_added_in_one_process_only(store: TokenStore) -> None:
-    for axis in ("heads", "parts"):
-        chosen = config(store, {"name": "msg", axis: "2-4"})
-        with pytest.raises(ValueError, match=rf"method\.{axis}.*msg.*processes"):
-            chosen.check_processes(2, sharded=True)
-        chosen.check_processes(1, sharded=False)
-    config(store, {"name": "msg"}).check_processes(2, sharded=True)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_widened_model_is_exported_once_its_gates_are_open(
     family: str, stores: dict[str, TokenStore], tmp_path: Path

@@ -10,11 +10,11 @@ of it, and a process that does not answer is noticed there after `timeout` secon
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import count
+from itertools import accumulate, count
 from typing import Literal, TypeVar, final
 
 import torch
@@ -29,6 +29,7 @@ from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 T = TypeVar("T")
 Engine = Literal["ddp", "fsdp", "hsdp"]
 TIMEOUT = 600.0  # seconds
+BUCKET = 1 << 25  # numbers that are added up in one message
 JOINS = count()  # how often this process has joined the others
 PATIENCE = timedelta(hours=4)  # for what only one process does: reading all of the data, writing a checkpoint
 
@@ -43,6 +44,12 @@ class Processes:
     here: int = 1  # processes on this machine
     control: dist.ProcessGroup | None = None
     mesh: DeviceMesh | None = None
+    timeout: float = TIMEOUT
+
+    @property
+    def sharded(self) -> bool:
+        """Whether no process has the whole of the weights."""
+        return self.mesh is not None and self.mesh.size(self.mesh.ndim - 1) > 1
 
     @property
     def first(self) -> bool:
@@ -73,6 +80,10 @@ class Processes:
         names = ("replicas", "shards")[-len(shape) :]
         return replace(self, mesh=init_device_mesh(device.type, shape, mesh_dim_names=names))
 
+    def apart(self) -> "Processes":
+        """The same with a group of their own for control messages, for what another thread does."""
+        return self if self.control is None else replace(self, control=_control(self.timeout))
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of everybody's tensor, on its device."""
         if self.control is not None:
@@ -83,6 +94,18 @@ class Processes:
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of everybody's tensor."""
         return tensor if self.control is None else self.sum(tensor) / self.size
+
+    def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
+        """Replace tensors of one precision by their means over the processes, added up in it or in `reduce`."""
+        while self.control is not None and tensors:
+            fitting = sum(size <= BUCKET for size in accumulate(tensor.numel() for tensor in tensors))
+            some, tensors = list(tensors[: max(1, fitting)]), tensors[max(1, fitting) :]
+            flat = torch.cat([tensor.flatten() for tensor in some])
+            flat = flat if reduce is None else flat.to(reduce)
+            dist.all_reduce(flat)
+            flat /= self.size
+            means = torch.split(flat, [tensor.numel() for tensor in some])
+            torch._foreach_copy_(some, [mean.view_as(tensor) for mean, tensor in zip(means, some, strict=True)])
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set anywhere."""
@@ -198,7 +221,7 @@ class Agreement:
 @contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
     """The processes that torchrun started, connected for a while; without torchrun, this one alone."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         yield ALONE
         return
     patience, mine = timedelta(seconds=timeout), not dist.is_initialized()
@@ -213,9 +236,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
-        control = dist.new_group(backend="gloo", timeout=patience)
-        assert isinstance(control, dist.ProcessGroup)
-        yield Processes(dist.get_rank(), dist.get_world_size(), here, control)
+        yield Processes(dist.get_rank(), dist.get_world_size(), here, _control(timeout), timeout=timeout)
     finally:
         if mine:
             dist.destroy_process_group()
@@ -234,6 +255,12 @@ def named(processes: Processes) -> Iterator[None]:
             f"process {processes.rank} of {processes.size} lost another one, or waited too long for it ({reason}). "
             "The same command continues from the newest checkpoint."
         ) from error
+
+
+def _control(timeout: float) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _network(error: RuntimeError) -> bool:

@@ -13,19 +13,27 @@ import math
 from collections.abc import Iterable
 from typing import TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from raptr.distributed.processes import Processes
 
-def shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
-    """Lay out a model, each block by itself; `methods` are ways to call it besides `forward`."""
-    sharded = mesh.size(mesh.ndim - 1) > 1
+
+def shard(
+    model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *methods: str, reduce: torch.dtype | None = None
+) -> None:
+    """Lay out a model, each block by itself; `methods` are ways to call it besides `forward`.
+
+    Gradients are added up in the precision `reduce`, by default their own.
+    """
+    policy = MixedPrecisionPolicy(reduce_dtype=reduce)
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=sharded)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fully_shard(block, mesh=mesh, reshard_after_forward=mesh.size(mesh.ndim - 1) > 1, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for method in methods:
         register_fsdp_forward_method(model, method)
 
@@ -34,6 +42,12 @@ def reduce_now(model: nn.Module, now: bool) -> None:
     """Let the next backward pass all-reduce, or only add up what one after it will; sums over shards never wait."""
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(now)
+
+
+def reduce_rest(model: nn.Module, processes: Processes, reduce: torch.dtype | None = None) -> None:
+    """Average the gradients of a model that is not laid out, after all its backward passes."""
+    if not isinstance(model, FSDPModule):
+        processes.average([parameter.grad for parameter in model.parameters() if parameter.grad is not None], reduce)
 
 
 def reshard(model: nn.Module) -> None:
@@ -51,10 +65,19 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
     return tensor.to_local(), row * math.prod(tensor.shape[1:])
 
 
-def fill(tensor: Tensor, whole: Tensor) -> None:
-    """Write this process' rows of a whole tensor."""
-    mine, first = local(tensor)
-    mine.copy_(whole.flatten()[first : first + mine.numel()].view_as(mine))
+def part(whole: Tensor, like: Tensor) -> Tensor:
+    """The rows of a whole tensor that this process has of one like it."""
+    mine, first = local(like)
+    return whole.flatten()[first : first + mine.numel()].view_as(mine) if is_sharded(like) else whole
+
+
+def laid_out(whole: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which every process has, laid out as one of the same shape."""
+    if not is_sharded(like) or whole.shape != like.shape:
+        return whole
+    rows = part(whole, like).contiguous()
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """A growth plan applied, tensor by tensor, to weights and optimizer state alike.
 
 Tensors are named as in a checkpoint: `model.NAME` is a weight, `KIND.NAME` a part of its optimizer state (for AdamW:
-exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models, so where only
-layers are added the tensors may as well be shards. Where heads and MLP parts stand in a tensor is said by the model's
-layout, and by nothing else.
+exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models. A tensor that lies
+on several processes is copied shard by shard, or gathered where its rows change places. Where heads and MLP parts stand
+in a tensor is said by the model's layout, and by nothing else.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raptr.distributed.sharding import is_sharded, laid_out, local, part, whole
 from raptr.growth.plan import Growth, Units
 from raptr.models.layout import Cut, by_unit
 from raptr.models.model import Model, cut_of
@@ -57,7 +58,8 @@ def grow(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], mo
                 _place(source, weight, widening)
             if not rule.zero_moments:
                 kept = {kind: old[f"{kind}.{rule.source}"] for kind in kinds if f"{kind}.{rule.source}" in old}
-                state |= {f"{kind}.{parameter}": _kept(tensor, source, widening) for kind, tensor in kept.items()}
+                for kind, tensor in kept.items():
+                    state[f"{kind}.{parameter}"] = _kept(tensor, source, weight, widening)
     return state
 
 
@@ -68,11 +70,14 @@ def _place(source: Tensor, into: Tensor, widening: _Widening | None) -> None:
         into.copy_(source)
         return
     cut, places = widening.cut, torch.tensor(widening.old, device=into.device)
-    by_unit(into, cut, len(widening.units)).index_copy_(cut.dim + 1, places, by_unit(source, cut, len(places)))
+    source, grown = whole(source), whole(into)
+    by_unit(grown, cut, len(widening.units)).index_copy_(cut.dim + 1, places, by_unit(source, cut, len(places)))
+    if is_sharded(into):
+        local(into)[0].copy_(part(grown, into))
 
 
-def _kept(tensor: Tensor, source: Tensor, widening: _Widening | None) -> Tensor:
-    """What the optimizer keeps of a parameter, which was `source`; zeros for new units.
+def _kept(tensor: Tensor, source: Tensor, weight: Tensor, widening: _Widening | None) -> Tensor:
+    """What the optimizer keeps of a parameter, which was `source` and is now `weight`; zeros for new units.
 
     A count of steps that all rows shared becomes one for each row of the axis that grows.
     """
@@ -82,6 +87,7 @@ def _kept(tensor: Tensor, source: Tensor, widening: _Widening | None) -> Tensor:
     if tensor.dim() == 0:
         tensor = tensor.expand([rows if dim == axis else 1 for dim, rows in enumerate(source.shape)]).contiguous()
     shape = [widening.grown(rows) if dim == axis else rows for dim, rows in enumerate(tensor.shape)]
+    tensor = whole(tensor)
     grown = tensor.new_zeros(shape)
     _place(tensor, grown, widening)
-    return grown
+    return laid_out(grown, weight)

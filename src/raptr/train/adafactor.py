@@ -10,6 +10,9 @@ Where a matrix has at least 128 rows and columns, only the row and column means 
 divided by their common mean. There is no momentum, no bias correction and no weight decay. A parameter that holds
 several maps (a fused query, key and value) is a batch of them: each has its own means and its own RMS.
 
+Where parameters lie on several processes, weights and gradients are gathered one by one, every process computes the
+same update and keeps the same averages, and each moves its own rows.
+
 The idle policies: an idle weight moves under neither, since there is no momentum. `skip` leaves v and t alone as well.
 Under `zero` both go on, so v shrinks, and the first update afterwards is larger, up to its RMS of 1. T5's t is that of
 the run: the same under `zero` and wherever no layer is idle. A t of its own gives a layer that runs for the first time
@@ -25,6 +28,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from raptr.distributed.sharding import is_sharded, local, part, whole
 
 FACTORED = 128  # the least number of rows and columns of a matrix whose second moments are factored
 POWER = 0.8
@@ -54,12 +59,15 @@ class Adafactor(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     cut = (group["parts"], -1, *parameter.shape[1:])
-                    p, g, state = parameter.view(cut), parameter.grad.reshape(cut), self.state[parameter]
+                    moved, g = whole(parameter), whole(parameter.grad).reshape(cut)
+                    p, state = moved.view(cut), self.state[parameter]
                     if not state:
                         state |= _initial(p, group["factored"])
                     state["step"] += 1
                     averages = [state[kind] for kind in ("square", "row", "column") if kind in state]
                     self._update(p, g, averages, group["lr"], state["step"].item() ** -POWER)
+                    if is_sharded(parameter):
+                        local(parameter)[0].copy_(part(moved, parameter))
 
 
 def _initial(p: Tensor, least: int) -> dict[str, Tensor]:

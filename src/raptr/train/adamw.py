@@ -13,6 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, optim
 
+from raptr.distributed.sharding import is_sharded, local
+
 
 @final
 class AdamW(optim.AdamW):
@@ -39,9 +41,11 @@ class AdamW(optim.AdamW):
 def _update(parameters: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
     """One step of parameters whose rows have counts of their own; all at once, to launch few kernels."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    counts, averages, squares = ([state[kind] for state in states] for kind in ("step", "exp_avg", "exp_avg_sq"))
-    torch._foreach_add_(counts, 1)
+    gradients = [local(parameter.grad)[0] for parameter in parameters if parameter.grad is not None]
+    averages, squares = ([local(state[kind])[0] for state in states] for kind in ("exp_avg", "exp_avg_sq"))
+    torch._foreach_add_([local(state["step"])[0] for state in states], 1)
+    counts = [_rows(state["step"], parameter) for state, parameter in zip(states, parameters, strict=True)]
+    parameters = [local(parameter)[0] for parameter in parameters]
     torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
@@ -53,6 +57,15 @@ def _update(parameters: list[Tensor], states: list[dict[str, Tensor]], group: di
     updates = torch._foreach_mul(averages, _like(counts, (rate / (1 - beta1**t)).to(averages[0].dtype)))
     torch._foreach_div_(updates, divisors)
     torch._foreach_sub_(parameters, updates)
+
+
+def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
+    """The counts of the rows that this process has of a parameter."""
+    if not is_sharded(parameter) or is_sharded(counts) or counts.shape[0] == 1:
+        return local(counts)[0]
+    mine, first = local(parameter)
+    row = first // max(1, parameter[0].numel())
+    return counts[row : row + len(mine)]
 
 
 def _like(counts: list[Tensor], values: Tensor) -> list[Tensor]:

@@ -24,7 +24,8 @@ from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
-Form = Literal["auto", "skip", "gather"]
+DecidedForm = Literal["skip", "gather", "shared"]
+Form = Literal["auto", DecidedForm]
 NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
 MOST = 2**31  # more is a slip, and would overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
@@ -63,6 +64,7 @@ class TrainSettings:
     deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
     recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
     parallel: Engine | None = field(default=None, metadata=FREE)  # of many processes: docs/distributed.md; None: ddp
+    reduce: Literal["float32", "bfloat16"] = field(default="float32", metadata=FREE)  # sums of gradients between them
     shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
     timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
     eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
@@ -70,6 +72,7 @@ class TrainSettings:
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
     checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
     keep: int = field(default=2, metadata=FREE)  # checkpoints
+    async_checkpoints: bool = field(default=False, metadata=FREE)  # written beside training, from copies
     log_every: int = field(default=10, metadata=FREE)
     tracker: str = field(default="tensorboard", metadata=FREE)  # also gets the numbers: train/trackers/
 
@@ -129,6 +132,11 @@ class TrainSettings:
             raise ValueError(f"train.precision is {self.precision}, which this GPU cannot compute in. Use float32.")
         return device
 
+    @property
+    def reduced(self) -> torch.dtype | None:
+        """The precision in which gradients are added up between processes; None: their own."""
+        return torch.bfloat16 if self.reduce == "bfloat16" else None
+
     def autocast(self, device: torch.device) -> torch.autocast:
         """A context in which matrix products have the chosen precision; weights and sums stay float32."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.half(device))
@@ -151,8 +159,8 @@ class TrainSettings:
         """Whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
-    def form(self, device: torch.device, *, sharded: bool = False) -> Literal["skip", "gather"]:
-        """The execution's form; `sharded` are weights of FSDP2."""
+    def form(self, device: torch.device, *, sharded: bool = False) -> DecidedForm:
+        """The execution's form; `sharded` are weights of which no process has the whole."""
         if self.execution != "auto":
             return self.execution
         fits = device.type == "cuda" and not (self.deterministic or self.recompute or sharded)
@@ -266,21 +274,13 @@ class Config:
         return self.objective.targets(self.data.length)
 
     def check_processes(self, count: int, *, sharded: bool) -> None:
-        """Refuse a batch that so many processes cannot share evenly, and what FSDP2's weights do not allow."""
+        """Refuse a batch that so many processes cannot share evenly, and what weights in shards do not allow."""
         settings = self.train
-        if sharded and self.optimizer.name != "adamw":
+        if sharded and settings.execution in ("gather", "shared"):
             raise ValueError(
-                f"optimizer.name is {self.optimizer.name}, which updates whole matrices, but with several processes "
-                "the weights lie on all of them. Use adamw."
+                f"train.execution is {settings.execution} with train.parallel {settings.parallel}, whose weights are "
+                "in shards. Use auto or skip, or train.parallel ddp."
             )
-        dimensions = self.model.build(self.data.vocabulary, self.data.length)
-        if sharded and (axes := widened(self.make_method(dimensions))):
-            raise ValueError(
-                f"method.{axes[0]} of {self.method['name']} adds {axes[0]} to trained tensors, but with several "
-                f"processes these lie on all of them. Use one process, or leave out method.{axes[0]}."
-            )
-        if sharded and settings.execution == "gather":
-            raise ValueError("train.execution is gather with several processes; auto and skip are allowed")
         if settings.batch % (settings.accumulate * count):
             raise ValueError(
                 f"train.batch is {settings.batch}; with {count} processes and train.accumulate {settings.accumulate} a "

@@ -1,12 +1,13 @@
-"""How a step's forward and backward pass run on the device: in two forms, which give the same up to rounding.
+"""How a step's forward and backward pass run on the device: in forms that give the same up to rounding.
 
 `skip` calls the layers that run, one after the other, and leaves the others out. `gather` copies the weights of the
 k layers that run into k slots and runs those, so that every subset of one size is one and the same chain of
 operations: on a GPU it is captured once as a CUDA graph and replayed, and a step no longer waits for Python to
-launch its kernels. The gradients of the slots are the gradients of the layers (slots.py).
+launch its kernels. The gradients of the slots are the gradients of the layers (slots.py). `shared`, the paper's own
+form, makes the k layers by linear combinations of all.
 
-Where not all heads or MLP parts run, the matrix products are as small as what runs, in both forms: blocks choose
-weights by index, and slots hold no more than what runs.
+Where not all heads or MLP parts run, the matrix products are as small as what runs: blocks choose weights by index, and
+slots hold no more than what runs.
 
 The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
 
@@ -21,15 +22,17 @@ blocks share one compiled code, in every model of the process.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
-from raptr.distributed.sharding import fill, is_sharded, shard
+from raptr.distributed.processes import Processes
+from raptr.distributed.sharding import is_sharded, local, part, shard
 from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
@@ -49,14 +52,19 @@ class Execution(ABC):
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
 
 
-def build_model(dimensions: ModelConfig, seed: int, device: torch.device, mesh: DeviceMesh | None) -> Model:
-    """The model with its initial weights; on a mesh, each process makes its own part of them only."""
-    if mesh is None:
+def build_model(dimensions: ModelConfig, settings: TrainSettings, device: torch.device, processes: Processes) -> Model:
+    """The model with its initial weights; where they lie on several processes, each makes its own part only.
+
+    For `gather` and `shared` every process has plain weights: a graph of all kernels can send nothing, and a sum over
+    all layers needs all of them.
+    """
+    seed, mesh = settings.seed, processes.mesh
+    if mesh is None or settings.form(device, sharded=processes.sharded) != "skip":
         return dimensions.build(seed).to(device)
     with torch.device("meta"):
         model = dimensions.build(seed)
     assert not list(model.buffers()), "to_empty would leave them without values"
-    shard(model, model.blocks, mesh, "losses")
+    shard(model, model.blocks, mesh, "losses", reduce=settings.reduced)
     model.to_empty(device=device)
     model.initialise(seed)
     return model
@@ -72,14 +80,21 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
     load(whole)
     with torch.no_grad():
         for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
-            fill(mine, other)
+            local(mine)[0].copy_(part(other, mine))
 
 
-def make_execution(model: Model, settings: TrainSettings, device: torch.device, *, sharded: bool = False) -> Execution:
-    """The form that the settings ask for; `sharded`: on a mesh."""
+def make_execution(
+    model: Model, settings: TrainSettings, device: torch.device, *, sharded: bool = False, groups: int = 1
+) -> Execution:
+    """The form that the settings ask for; `sharded`: no process has the whole of the weights.
+
+    `groups` is the number of groups of layers from which a method draws equally many.
+    """
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
     form = settings.form(device, sharded=sharded)
+    if form == "shared":
+        return Shared(forward, groups)
     return Gather(forward) if form == "gather" else Skip(forward)
 
 
@@ -98,7 +113,7 @@ class _Forward:
             for module in modules:
                 module.compile(fullgraph=True, dynamic=False)
 
-    def __call__(self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs]) -> Tensor:
+    def __call__(self, batch: Batch, blocks: Sequence[Callable[..., Tensor]], given: Sequence[BlockInputs]) -> Tensor:
         inputs = Inputs(tuple(range(len(given))), given, self.stream)
         run: list[Callable[..., Tensor]] = list(blocks)
         if self.settings.recompute:
@@ -126,6 +141,57 @@ class Skip(Execution):
         loss = forward(batch.to(forward.device), blocks, forward.model.inputs(subnetwork).blocks)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+@final
+class Shared(Execution):
+    """The paper's own form: k layers whose weights are linear combinations of all layers', or of their group's.
+
+    Coefficients are 1 for the layer that runs in a place and 0 for the others, so losses and gradients are those of
+    `skip`; what it costs more are the products of coefficients and weights. It is here to be measured.
+    """
+
+    def __init__(self, forward: _Forward, groups: int) -> None:
+        self._forward, self._groups = forward, groups
+        with torch.device("meta"):
+            self._form = forward.model.new_block().train(forward.model.training)
+
+    def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
+        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
+        forward, blocks = self._forward, self._forward.model.blocks
+        shared = self._combined(subnetwork)
+        run = [partial(_called_with, self._form, weights) for weights in shared]
+        loss = forward(batch.to(forward.device), run, forward.model.inputs(subnetwork).blocks)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for layer in set(range(subnetwork.layers)) - set(subnetwork.kept):
+            blocks[layer].zero_grad()  # zeros; what an idle layer gets is the policy's affair
+        return loss.detach()
+
+    def _combined(self, subnetwork: Subnetwork) -> list[dict[str, Tensor]]:
+        """The weights of each place, by name."""
+        layers, kept = subnetwork.layers, subnetwork.kept
+        groups = self._groups if layers % self._groups == 0 and len(kept) % self._groups == 0 else 1
+        members, places = layers // groups, len(kept) // groups
+        result: list[dict[str, Tensor]] = [{} for _ in kept]
+        every = [dict(block.named_parameters()) for block in self._forward.model.blocks]
+        for name, like in every[0].items():
+            for group in range(groups):
+                first = group * members
+                running = kept[group * places : (group + 1) * places]
+                assert all(first <= layer < first + members for layer in running), "a layer runs outside its group"
+                chosen = torch.tensor([layer - first for layer in running], dtype=torch.int64, device=like.device)
+                coefficients_KL = F.one_hot(chosen, members).to(like.dtype)
+                stacked = torch.stack([every[layer][name] for layer in range(first, first + members)])
+                combined = (coefficients_KL @ stacked.flatten(1)).view(len(running), *like.shape)
+                for place, weight in enumerate(combined, start=group * places):
+                    result[place][name] = weight
+        return result
+
+
+def _called_with(block: nn.Module, weights: dict[str, Tensor], *given: Any) -> Tensor:
+    """A block, run with other weights than its own."""
+    result: Tensor = functional_call(block, weights, given)
+    return result
 
 
 @final

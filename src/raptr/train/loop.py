@@ -34,7 +34,7 @@ from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
 from raptr.data.store import TOKENIZER
 from raptr.distributed.processes import ALONE, Agreement, Processes, joined, named
-from raptr.distributed.sharding import reduce_now
+from raptr.distributed.sharding import reduce_now, reduce_rest
 from raptr.growth.apply import grow
 from raptr.hashing import bits
 from raptr.methods import Method
@@ -45,6 +45,7 @@ from raptr.train.checkpoint import Checkpoint, Progress
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import build_model, fill_whole, make_execution
+from raptr.train.finishing import export_run, write_run_report
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
 from raptr.train.opening import check_data, open_data
@@ -55,6 +56,7 @@ from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
 from raptr.train.starting import load_start
 from raptr.train.trackers.registry import check_installed
+from raptr.train.writing import Writer
 
 if TYPE_CHECKING:
     from raptr.report import Report
@@ -126,24 +128,8 @@ def pretrain(
                 result = trainer.train(steps if until is None else min(until, steps), console, stop)
     if result.step < steps or not processes.first:
         return result
-    written = _report(folder) if report else None
-    return replace(result, report=written, model=_export(folder, steps, console) if export else None)
-
-
-def _report(folder: RunFolder) -> "Report":
-    from raptr.report import write_report  # imports matplotlib, which is slow
-
-    return write_report([folder.path], folder.report)
-
-
-def _export(folder: RunFolder, step: int, console: Console) -> Path:
-    from raptr.train.exporting import export  # imports transformers, which is slow
-
-    try:
-        return export(folder.path)
-    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
-        console.print(f"no export: {error}", highlight=False, markup=False, soft_wrap=True)
-        return checkpoint.place_of(folder.checkpoints, step)
+    written = write_run_report(folder) if report else None
+    return replace(result, report=written, model=export_run(folder, steps, console) if export else None)
 
 
 @final
@@ -159,7 +145,7 @@ class Trainer:
         processes: Processes = ALONE,
     ) -> None:
         self.config, self.folder, self.store, self.device, self.processes = config, folder, store, device, processes
-        config.check_processes(processes.size, sharded=processes.mesh is not None)
+        config.check_processes(processes.size, sharded=processes.sharded)
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
@@ -171,16 +157,18 @@ class Trainer:
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
         self.settings = str(config.mapping())
+        self.writer = Writer(processes, beside=settings.async_checkpoints)
         self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
 
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
         self.shape = shape
-        settings, sharded = self.config.train, self.processes.mesh is not None
-        self.model = build_model(self.dimensions.resized(shape), settings.seed, self.device, self.processes.mesh)
+        settings, processes = self.config.train, self.processes
+        self.model = build_model(self.dimensions.resized(shape), settings, self.device, processes)
         self.parameters = list(self.model.parameters())
-        self.execution = make_execution(self.model, settings, self.device, sharded=sharded)
+        groups = self.method.settings().get("groups", 1)
+        self.execution = make_execution(self.model, settings, self.device, sharded=processes.sharded, groups=groups)
         self.optimizer = make_optimizer(self.config.optimizer, self.model, compiled=settings.compiled(self.device))
 
     def grow(self, shape: Shape) -> None:
@@ -225,7 +213,7 @@ class Trainer:
             device=self.device,
             step=self.step,
         )
-        with bar, named(self.processes):
+        with bar, named(self.processes), self.writer:
             stopping = self.agree(stop).settle()
             if self.step == 0:
                 self.judge(bar)
@@ -268,9 +256,10 @@ class Trainer:
         step = self.step + ahead
 
         def digests() -> dict[str, str]:
-            told = {"number": str(step), "data": self.store.fingerprint, "settings": self.settings}
-            if step < self.config.train.steps:
-                told |= {"subnetwork": self.method.subnetwork(step).digest, "batch": self.data.digest(step)}
+            more = step < self.config.train.steps
+            drawn, read = (self.method.subnetwork(step).digest, self.data.digest(step)) if more else ("", "")
+            told = {"number": str(step), "subnetwork": drawn, "batch": read}
+            told |= {"data": self.store.fingerprint, "settings": self.settings}
             return {f"the {name} of step {step}": part for name, part in told.items()}
 
         return self.processes.agree(digests, lambda: stop.asked)
@@ -308,6 +297,7 @@ class Trainer:
                 torch.manual_seed(bits(settings.seed, "dropout", self.step, share) >> 1)
             reduce_now(self.model, micro == settings.accumulate - 1)
             losses.append(self.execution.backward(self.batch(self.step, share), subnetwork))
+        reduce_rest(self.model, processes, settings.reduced)
         return processes.mean(torch.stack(losses).sum())
 
     def batch(self, step: int, share: int = 0) -> Batch:
@@ -361,10 +351,8 @@ class Trainer:
             eval_loss=self.eval_loss,
             data=self.store.fingerprint,
         )
-        tokenizer = self.store.manifest.tokenizer_sha256
-        state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": tokenizer}
-        keep, processes = self.config.train.keep, self.processes
-        checkpoint.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=keep, processes=processes)
+        state = {**asdict(progress), "shape": asdict(self.shape), "tokenizer": self.store.manifest.tokenizer_sha256}
+        self.writer.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, by name: weights and the optimizer's state."""

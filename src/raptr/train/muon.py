@@ -9,6 +9,9 @@ bfloat16; the algorithm and its constants are those of `torch.optim.Muon`, which
 The update is scaled by 0.2·√(the larger dimension), which gives it the RMS of AdamW's (Liu et al. 2025,
 "Muon is Scalable"), so both kinds of parameters share one learning rate and one weight decay.
 
+Where matrices lie on several processes, the updates are gathered, every process makes all of them orthogonal, and
+each moves its own rows.
+
 An update has the same size whatever the gradient's, so zero gradients would move an idle layer at full speed for as
 long as its momentum is not exactly zero: the idle policy `zero` is refused (`OptimizerSettings`).
 """
@@ -20,6 +23,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
+
+from raptr.distributed.sharding import local, part, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -59,13 +64,14 @@ class Muon(Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
                 update = parameter.grad.lerp(average, momentum)  # Nesterov's
-                update_PAB = update.bfloat16().reshape(parts, -1, parameter.shape[1])
+                update_PAB = whole(update).bfloat16().reshape(parts, -1, parameter.shape[1])
                 updates.setdefault(update_PAB.shape, []).append((parameter, update_PAB))
         for (_, rows, columns), same in updates.items():
             scale = RMS * math.sqrt(max(rows, columns))
             for (parameter, _), update_PAB in zip(same, orthogonal([u for _, u in same]), strict=True):
-                parameter.mul_(1 - rate * group["weight_decay"])
-                parameter.sub_(update_PAB.reshape(parameter.shape), alpha=rate * scale)
+                mine, step = local(parameter)[0], part(update_PAB.reshape(parameter.shape), parameter)
+                mine.mul_(1 - rate * group["weight_decay"])
+                mine.sub_(step, alpha=rate * scale)
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:

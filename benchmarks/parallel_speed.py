@@ -1,0 +1,146 @@
+"""The time of a step by the number of layers that run, under each engine and in one process without one.
+
+    torchrun --standalone --nproc-per-node 1 benchmarks/parallel_speed.py [--family bert] [--size base] [--batch 256]
+        [--length 128] [--layers 6 8 10 12] [--rounds 5] [--steps 10] [--device cuda] [--out FILE]
+
+At one process every message is sent to itself: what remains is what an engine costs besides the network. The saving
+that k of L layers realise, (time(L) - time(k)) / time(L), stands beside the counted one, which is that of the FLOPs of
+the whole model. The sizes are timed in turn, several rounds of several steps each, so that a GPU's clock favours none.
+The steps are those of a run (`Trainer`), on random tokens.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from raptr.distributed.processes import ALONE, Processes, joined
+from raptr.train.config import Config
+from raptr.train.flops import flops
+from raptr.train.loop import Trainer
+from raptr.train.measure import _random_store
+from raptr.train.run import RunFolder, environment
+
+WAYS: dict[str, dict[str, str]] = {  # of these settings; without an engine, in this process alone
+    "one process, skip": {"execution": "skip"},
+    "one process, gather": {"execution": "gather"},
+    "one process, shared": {"execution": "shared"},  # the paper's form
+    "ddp, skip": {"execution": "skip", "parallel": "ddp"},
+    "ddp, gather": {"execution": "gather", "parallel": "ddp"},
+    "fsdp": {"execution": "skip", "parallel": "fsdp"},
+    "hsdp": {"execution": "skip", "parallel": "hsdp"},
+}
+
+
+def main() -> None:
+    """Time every way and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="bert")
+    parser.add_argument("--size", default="base")
+    parser.add_argument("--batch", type=int, default=256, help="sequences per step of all processes together")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--layers", type=int, nargs="+", default=[6, 8, 10, 12])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "parallel_speed.json")
+    given = parser.parse_args()
+    with joined() as processes, TemporaryDirectory() as folder:
+        if processes.control is None:
+            raise SystemExit("Start it with torchrun.")
+        ways = {name: timed(name, given, Path(folder), processes) for name in WAYS}
+        result = {
+            "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()},
+            "processes": processes.size,
+            "counted": counted(given, Path(folder)),
+            "ways": ways,
+            "environment": environment(),
+        }
+    if processes.first:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(table(result))
+
+
+def config(given: argparse.Namespace, **train: Any) -> Config:
+    """A run of the model; its schedule does not matter."""
+    settings = {"steps": 1000, "batch": given.batch, "device": given.device, **train}
+    return Config.read(
+        {
+            "model": {"family": given.family, "size": given.size},
+            "data": {"length": given.length, "vocabulary": 30_000},
+            "train": settings,
+        }
+    )
+
+
+def trainer_for(name: str, given: argparse.Namespace, folder: Path, processes: Processes) -> Trainer:
+    """A run in one of the ways."""
+    chosen = config(given, **WAYS[name])
+    settled = chosen.resolved()
+    device = torch.device(settled.train.device)
+    own = ALONE if settled.train.parallel is None else processes.laid_out(settled.train.parallel, None, device)
+    if own is ALONE and processes.size > 1:  # as much work for each process as with an engine
+        settled = replace(settled, train=replace(settled.train, batch=given.batch // processes.size))
+    store = _random_store(folder, 30_000, given.length, chosen.objective.kind.specials)
+    return Trainer(settled, RunFolder(folder, writes=False), store, device, own)
+
+
+def timed(name: str, given: argparse.Namespace, folder: Path, processes: Processes) -> dict[str, Any]:
+    """Milliseconds of a step for each number of layers: the median of the rounds, and all of them."""
+    trainer = trainer_for(name, given, folder, processes)
+    rounds: dict[int, list[float]] = {size: [] for size in given.layers}
+    for number in range(given.rounds + 1):
+        for size in given.layers:
+            start = _now(trainer.device)
+            for step in range(given.steps):
+                subnetwork = trainer.method.drawn(size, step % 4, trainer.config.train.steps - 1)
+                trainer.update(trainer.gradients(subnetwork))
+            if number:  # the first round compiles, captures and allocates
+                rounds[size].append((_now(trainer.device) - start) * 1000 / given.steps)
+    memory = torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None
+    middle = {str(size): statistics.median(times) for size, times in rounds.items()}
+    del trainer
+    if given.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return {"milliseconds": middle, "rounds": {str(size): times for size, times in rounds.items()}, "memory": memory}
+
+
+def counted(given: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """The FLOPs of a step, relative to one of all layers."""
+    chosen = config(given)
+    dimensions = chosen.model.build(30_000, given.length)
+    method = chosen.make_method(dimensions)
+    batch: dict[str, Any] = {"sequences": given.batch, "length": given.length, "targets": chosen.targets}
+    costs = {size: flops(dimensions, method.drawn(size, 0, 999), **batch).total for size in given.layers}
+    return {str(size): cost / costs[max(given.layers)] for size, cost in costs.items()}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The times, and the realised part of the counted saving."""
+    sizes = list(result["counted"])
+    whole = max(sizes, key=int)
+    head = ["way", *(f"{size} layers" for size in sizes), *(f"saving {size}" for size in sizes if size != whole)]
+    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    for name, way in result["ways"].items():
+        times = way["milliseconds"]
+        saved = {size: 1 - times[size] / times[whole] for size in sizes if size != whole}
+        parts = [f"{saving / (1 - result['counted'][size]):.2f}" for size, saving in saved.items()]
+        lines.append(" | ".join([name, *(f"{times[size]:.1f} ms" for size in sizes), *parts]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()
