@@ -17,7 +17,8 @@ from sklearn.metrics import accuracy_score
 from raptr import extras
 from raptr.evaluation import jobs
 from raptr.evaluation.fewshot import run as running
-from raptr.evaluation.fewshot.run import Judged, fewshot
+from raptr.evaluation.fewshot.run import fewshot
+from raptr.evaluation.jobs import Judged
 from raptr.evaluation.fewshot.suite import FOLDER, TASKS
 from tests.commands import call
 from tests.evaluation.small_decoder import make_decoder, reviews

@@ -20,7 +20,8 @@ from raptr.data import TokenStore
 from raptr.evaluation import jobs
 from raptr.evaluation import run as running
 from raptr.evaluation.encoder import load_encoder, tokenize
-from raptr.evaluation.run import Finetuned, finetune
+from raptr.evaluation.jobs import Judged
+from raptr.evaluation.run import finetune
 from raptr.evaluation.tuning import Recipe, Tuning, padded
 from raptr.models.export import save
 from raptr.report.runs import read_scores
@@ -248,7 +249,7 @@ def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkey
     pretrain(Config.read(config), run, console=QUIET)
     data = make_task(tmp_path / "task", opinions(40, 0), opinions(40, 1))
     monkeypatch.chdir(tmp_path)
-    done: Finetuned = finetune(run, "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
+    done: Judged = finetune(run, "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
     assert done.folder == Path("runs/finetune/hamlet-sst2")
     assert done.record is not None
     assert done.record["model"]["type"] == "roberta-prelayernorm"

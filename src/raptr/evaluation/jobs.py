@@ -1,13 +1,30 @@
-"""What the evaluations share: small files of finished jobs, their settings, and the device."""
+"""What the evaluations share: what came out, small files of finished jobs, their settings, and the device."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from raptr.files import write_text
+
+
+@final
+@dataclass(frozen=True)
+class Judged:
+    """What came out; `record` is None where no job is finished."""
+
+    folder: Path
+    record: dict[str, Any] | None
+    finished: int
+    planned: int
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop before the last job."""
+        return self.finished < self.planned
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raptr.evaluation.encoder import Encoder, load_encoder
-from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import Judged, find_device, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import as_json, best_rate, draw, rows
@@ -32,22 +32,6 @@ from raptr.train.workers import PATIENCE, Workers
 NAME = "finetune"
 SEEDS = 3
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
-
-
-@final
-@dataclass(frozen=True)
-class Finetuned:
-    """What came out; `record` is None where no job is finished."""
-
-    folder: Path
-    record: dict[str, Any] | None
-    finished: int
-    planned: int
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was asked to stop before the last job."""
-        return self.finished < self.planned
 
 
 def finetune(
@@ -67,7 +51,7 @@ def finetune(
     jobs: int = 1,
     console: Console | None = None,
     stop: StopRequest | None = None,
-) -> Finetuned:
+) -> Judged:
     """Fine-tune the encoder at every rate and seed that is not done yet, and write the record.
 
     `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
@@ -108,7 +92,7 @@ def finetune(
         planned = _wanted(folder, tried, compared, seeds, found)
         done = [key for key in planned if _read(folder, key) is not None]
         later = seeds - compared if len(done) < len(planned) and len(planned) == len(tried) * compared else 0
-    return Finetuned(folder, record, len(done), len(planned) + later)
+    return Judged(folder, record, len(done), len(planned) + later)
 
 
 def _wanted(folder: Path, rates: Sequence[float], compared: int, seeds: int, task: Task) -> list[tuple[float, int]]:

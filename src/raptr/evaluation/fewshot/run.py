@@ -21,7 +21,7 @@ from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import Judged, find_device, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.files import locked, new_file, sha256_of
 from raptr.report.plots import save
@@ -31,22 +31,6 @@ from raptr.train.safety import StopRequest
 NAME = "fewshot"
 SHOTS = (1, 5)
 BATCH = 16
-
-
-@final
-@dataclass(frozen=True)
-class Judged:
-    """What came out; `record` is None where no job is finished."""
-
-    folder: Path
-    record: dict[str, Any] | None
-    finished: int
-    planned: int
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it was asked to stop before the last job."""
-        return self.finished < self.planned
 
 
 @final
