@@ -18,8 +18,8 @@ from raptr import extras
 from raptr.evaluation import jobs
 from raptr.evaluation.fewshot import run as running
 from raptr.evaluation.fewshot.run import fewshot
-from raptr.evaluation.jobs import Judged
 from raptr.evaluation.fewshot.suite import FOLDER, TASKS
+from raptr.evaluation.jobs import Judged
 from tests.commands import call
 from tests.evaluation.small_decoder import make_decoder, reviews
 from tests.evaluation.tiny import make_bert, shuffled, write_jsonl
