@@ -207,7 +207,7 @@ class Config:
             if self.optimizer.idle == "skip" and any(getattr(p, axis) < getattr(shape, axis) for p, shape in stages):
                 raise ValueError(
                     f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
-                    "that has a gradient, so only zero is allowed"
+                    "that has a gradient, so only zero is allowed (--set optimizer.idle=zero)"
                 )
             if self.optimizer.name == "adafactor" and axis in widened(method):
                 raise ValueError(
