@@ -98,10 +98,10 @@ def test_the_readme_quotes_the_long_runs() -> None:
             assert f"{abs(difference.mean):.3f} ± {difference.interval:.3f} {side}" in README
 
 
-def test_the_command_for_progressive_stacking_spends_what_was_measured(
+def test_the_command_for_the_advised_method_spends_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = re.search(r"^raptr pretrain .*--method progressive-stacking.*$", README, flags=re.MULTILINE)
+    shown = re.search(r"^raptr pretrain .*--method auto.*$", README, flags=re.MULTILINE)
     assert shown is not None
     spent = []
     for command in (shown[0], "raptr pretrain bert-mini --data data/mine --method full"):

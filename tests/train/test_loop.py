@@ -118,7 +118,7 @@ OTHERS: dict[str, Callable[[list[dict[str, Any]]], Optimizer]] = {
 def test_any_optimizer_resumes_bit_for_bit_and_skips_idle_layers(
     optimizer: str, method: str, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(settings: OptimizerSettings, model: nn.Module) -> Optimizer:
+    def make(settings: OptimizerSettings, model: nn.Module, *, compiled: bool) -> Optimizer:
         return OTHERS[optimizer](decay_groups(model, settings.weight_decay))
 
     monkeypatch.setattr(loop, "make_optimizer", make)
