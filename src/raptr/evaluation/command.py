@@ -1,7 +1,7 @@
 """The commands `raptr finetune` and `raptr fewshot`: parsing only, so that the help needs no torch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from raptr.evaluation.fewshot.suite import TASKS as FEWSHOT_TASKS
 from raptr.evaluation.tasks import TASKS
 from raptr.extras import EVAL, require
 from raptr.failures import importing, work_in
+
+if TYPE_CHECKING:
+    from raptr.evaluation.jobs import Judged
 
 
 def finetune(
@@ -77,7 +80,7 @@ def finetune(
         )
     if done.record is not None:
         Console().print(rich_table(done.record))
-    _leave(console, done.folder, "finetune", done.record is not None, done.finished, done.planned)
+    _leave(console, done, "finetune")
 
 
 def fewshot(
@@ -128,13 +131,13 @@ def fewshot(
         )
     if done.record is not None:
         Console().print(rich_tables(done.record))
-    _leave(console, done.folder, "fewshot", done.record is not None, done.finished, done.planned)
+    _leave(console, done, "fewshot")
 
 
-def _leave(console: Console, folder: Path, name: str, written: bool, finished: int, planned: int) -> None:
+def _leave(console: Console, done: "Judged", name: str) -> None:
     """Say where the files are; exit with 3 where a stop was asked for."""
-    for kind in ("json", "png") if written else ():
-        console.print(f"{kind:<8}{folder / f'{name}.{kind}'}", highlight=False, markup=False, soft_wrap=True)
-    if finished < planned:
-        console.print(f"stopped with {finished} of {planned} jobs finished; the same command goes on")
+    for kind in ("json", "png") if done.record is not None else ():
+        console.print(f"{kind:<8}{done.folder / f'{name}.{kind}'}", highlight=False, markup=False, soft_wrap=True)
+    if done.stopped:
+        console.print(f"stopped with {done.finished} of {done.planned} jobs finished; the same command goes on")
         raise typer.Exit(3)

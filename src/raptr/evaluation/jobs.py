@@ -1,12 +1,10 @@
-"""What the evaluations share: what came out, small files of finished jobs, their settings, and the device."""
+"""What the evaluations share: what came out, small files of finished jobs and their settings."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
-
-import torch
 
 from raptr.files import write_text
 
@@ -56,13 +54,3 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def find_device(name: str) -> torch.device:
-    """The device that --device names."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device is {name!r}; auto, cpu and cuda are allowed")
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ValueError("--device is cuda, but no GPU was found. Use auto or cpu.")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raptr.evaluation.encoder import Encoder, load_encoder
-from raptr.evaluation.jobs import Judged, find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import as_json, best_rate, draw, rows
@@ -25,7 +25,7 @@ from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, Tuning, constant_answer
 from raptr.files import locked, new_file
 from raptr.report.plots import save
-from raptr.train.run import environment
+from raptr.train.run import environment, find_device
 from raptr.train.safety import StopRequest
 from raptr.train.workers import PATIENCE, Workers
 

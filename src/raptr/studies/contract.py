@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
 from raptr.files import write_text
-from raptr.train.run import environment
-
-DEVICES = ("auto", "cpu", "cuda")
+from raptr.train.run import environment, find_device
 
 
 class Run(Protocol):
@@ -60,7 +57,7 @@ def conduct(
         raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
-    device = _device(device)
+    device = find_device(device).type
     folder = out / (f"{study.name}-small" if small else study.name)
     folder.mkdir(parents=True, exist_ok=True)
     repetitions = study.seeds if seeds is None else seeds
@@ -69,16 +66,6 @@ def conduct(
     write_json(folder / "result.json", result)
     study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
     return folder
-
-
-def _device(name: str) -> str:
-    """The device meant by auto, cpu or cuda."""
-    if name not in DEVICES:
-        raise ValueError(f"device is {name!r}; allowed: {', '.join(DEVICES)}")
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
-        raise ValueError("device is cuda, but no GPU was found. Use auto or cpu.")
-    return "cuda" if found and name != "cpu" else "cpu"
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import Judged, find_device, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.files import locked, new_file, sha256_of
 from raptr.report.plots import save
-from raptr.train.run import environment
+from raptr.train.run import environment, find_device
 from raptr.train.safety import StopRequest
 
 NAME = "fewshot"
