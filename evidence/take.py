@@ -57,7 +57,7 @@ def take(items: Sequence[Item], options: Namespace) -> None:
         stands = _stands(items, options)
         left = [item for item in there if not item.held and not _settled(stands[item.name])]
         asked = [item.asked(items, options.data, options.out) for item in left]
-        compare_all(asked, device=options.device, jobs=options.jobs, stop=stop)
+        compare_all(asked, device=options.device, keep_models=options.keep_models, jobs=options.jobs, stop=stop)
     finally:
         clock.cancel()
 
@@ -107,6 +107,7 @@ def _options(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--jobs", type=int, default=7, help="runs at once (7)")
     parser.add_argument("--data", type=Path, default=Path("corpus"), help="the folder made by `raptr prepare` (corpus)")
     parser.add_argument("--out", type=Path, default=Path("runs/evidence"), help="where runs go (runs/evidence)")
+    parser.add_argument("--keep-models", action="store_true", help="keep the last checkpoint of every run")
     parser.add_argument("--device", help="auto, cpu or cuda")
     parser.add_argument("--queue", type=Path, default=QUEUE, help=f"the queue ({QUEUE})")
     return parser.parse_args(arguments)
