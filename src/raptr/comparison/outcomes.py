@@ -27,6 +27,7 @@ class Outcome:
     seconds: float | None  # None: others ran beside it
     curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
     domains: Mapping[str, float] = field(default_factory=dict)  # the final loss on each domain, where there are several
+    denoisers: Mapping[str, float] = field(default_factory=dict)  # the same of each denoiser of UL2
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column, where it was judged
 
 
@@ -60,4 +61,5 @@ def _outcome(run: Run, note: Mapping[str, Any], *, label: str, peak: float, seed
         seconds=run.last.seconds if note.get("jobs", 1) == 1 else None,
         curve=tuple((record.step, record.flops, record.loss) for record in run.evals),
         domains=dict(final.domains),
+        denoisers=dict(final.denoisers),
     )
