@@ -154,7 +154,7 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
         assert (given["tune"], given["widen"]) == ([0], True)
         settings = given["settings"]
         assert set(settings) - {"objective"} == {"train", "data", "model", "optimizer"}
-        assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 64
+        assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 32
         comparison = read_comparison(given)
         spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
         assert spent.pop("full") == 1
