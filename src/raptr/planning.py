@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from raptr.failures import importing
-from raptr.methods.axes import narrows
 from raptr.models.registry import planned_size
 from raptr.options import (
     SCHEDULE_HELP,
@@ -60,7 +59,6 @@ def plan(
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        "optimizer.idle": "zero" if narrows([*(schedule or []), *(settings or [])]) else None,
     }
     show(settled(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
 

@@ -149,6 +149,7 @@ class Trainer:
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
+        self.policy = config.idle(self.method)
         self.objective: Objective = config.objective.make(store.vocabulary)
         window, isolate = self.objective.window(length), config.data.isolate_documents
         self.data = TrainData(store, window, settings.batch, settings.seed, isolate=isolate)
@@ -312,7 +313,7 @@ class Trainer:
             group["lr"] = rate
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
-        idle(self.optimizer, self.config.optimizer.idle, check=False)
+        idle(self.optimizer, self.policy, check=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
