@@ -50,7 +50,7 @@ from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
 from raptr.train.opening import check_data, open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
-from raptr.train.progress import TrainingBar
+from raptr.train.progress import TrainingBar, ran
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
@@ -226,7 +226,8 @@ class Trainer:
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 agreement = self.agree(stop, ahead=1)
                 loss, norm = self.optimize(subnetwork)
-                bar.advance(self.step, stage=phase + 1, counts=subnetwork.counts, spent=self.spent.total)
+                counts = ran(subnetwork, self.shape, method.target)
+                bar.advance(self.step, stage=phase + 1, counts=counts, spent=self.spent.total)
                 stopping = agreement.settle()  # once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
@@ -234,7 +235,7 @@ class Trainer:
                         kind="train",
                         stage=phase + 1,
                         stages=len(phases),
-                        **subnetwork.counts,
+                        **counts,
                         lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
                     )
                     self.log(self.readout.take(note, loss, norm, self.finite.first), bar)
