@@ -130,6 +130,8 @@ def test_plan_of_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     unnamed = json.loads(capsys.readouterr().out)
     assert call(monkeypatch, "plan", "--family", "decoder", "--size", "100m", "--json") == 0
     assert json.loads(capsys.readouterr().out) == unnamed
+    assert call(monkeypatch, "plan", "--set", "model.family=decoder", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == unnamed
     large = ["plan", "12-16-20-24", "--family", "decoder", "--size", "1.6b", "--length", "512"]
     assert call(monkeypatch, *large, "--json") == 0
     made = json.loads(capsys.readouterr().out)

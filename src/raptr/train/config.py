@@ -21,6 +21,7 @@ from raptr.train.idle import Policy, needed
 from raptr.train.model import FREE, MOST_WIDE, ModelSettings
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
+from raptr.train.starting import start_vocabulary
 from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
@@ -270,9 +271,11 @@ class Config:
         return store
 
     def vocabulary_size(self) -> int:
-        """How many tokens there are: the built-in text's, or those of the prepared folder."""
-        source = self.data.source
-        return self.data.vocabulary if source in (None, BUILTIN) else self.prepared(source).vocabulary.size
+        """How many tokens there are: the prepared text's, those of the model to start from, or the built-in text's."""
+        source, start = self.data.source, self.model.start
+        if source not in (None, BUILTIN):
+            return self.prepared(source).vocabulary.size
+        return self.data.vocabulary if start is None else start_vocabulary(start) or self.data.vocabulary
 
     @property
     def targets(self) -> float:
