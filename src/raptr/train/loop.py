@@ -43,6 +43,7 @@ from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress
 from raptr.train.config import Config
+from raptr.train.console import say_start
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import build_model, fill_whole, make_execution
 from raptr.train.finishing import export_run, write_run_report
@@ -85,6 +86,7 @@ def pretrain(
     verify: bool = False,
     export: bool = False,
     report: bool = False,
+    advice: bool = True,
 ) -> Result:
     """Train a model from nothing or from `model.start`, or go on where the run in this folder stopped.
 
@@ -93,16 +95,18 @@ def pretrain(
     caller listens already. A run that is finished is left as it is.
 
     `verify` reads all of the data and compares checksums, also where that was done before. A run that is finished is
-    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it.
+    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it. `advice` says
+    first where the run is, what `auto` chose, or that another method was measured to be better.
     """
     stop = stop or StopRequest()
     with joined(config.train.timeout) as processes, ExitStack() as opened:
-        console = console or Console(stderr=True)
-        console = console if processes.first else Console(quiet=True)
+        console = (console or Console(stderr=True)) if processes.first else Console(quiet=True)
         folder = RunFolder(run, writes=processes.first)
         opened.enter_context(memory_named(folder.checkpoints))
         opened.enter_context(reproducible(config.train.deterministic))
         processes.agree(lambda: {"the settings": str(config.mapping())}, bool).settle()
+        if advice:
+            processes.from_first(lambda: say_start(config, run, console, fresh=fresh))
         settled = processes.from_first(lambda: opened.enter_context(folder.opened(config, fresh=fresh)))
         device = torch.device(settled.train.device)
         processes = processes.laid_out(settled.train.parallel, settled.train.shards, device)
