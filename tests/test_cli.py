@@ -130,6 +130,8 @@ def test_plan_of_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     unnamed = json.loads(capsys.readouterr().out)
     assert call(monkeypatch, "plan", "--family", "decoder", "--size", "100m", "--json") == 0
     assert json.loads(capsys.readouterr().out) == unnamed
+    assert call(monkeypatch, "plan", "--set", "model.family=decoder", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == unnamed
     large = ["plan", "12-16-20-24", "--family", "decoder", "--size", "1.6b", "--length", "512"]
     assert call(monkeypatch, *large, "--json") == 0
     made = json.loads(capsys.readouterr().out)
@@ -277,10 +279,11 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--device", "tpu"], r"train\.device is '?tpu.*auto, cpu.*cuda"),
         (["pretrain", "--length", "4"], r"data\.length is 4.*from 8"),
         (["pretrain", "--until", "0"], "until is 0.*from 1"),
-        (["pretrain", "--schedule", "mlp=1-2-4"], r"optimizer\.idle.*method\.parts.*zero"),
+        (["pretrain", "--schedule", "mlp=1-2-4", "--set", "optimizer.idle=skip"], r"idle is 'skip'.*parts.*zero"),
         (["pretrain", "--schedule", "width=1-2-4"], r"--schedule is 'width=1-2-4'.*depth, heads, mlp"),
         (["plan", "6-9-12", "mlp=1-4"], r"parts is '1-4'.* 3 stages"),
-        (["pretrain", "--set", "method.heads=1-2-3-4"], r"optimizer\.idle.*method\.heads.*zero"),
+        (["plan", "heads=6-9-12", "--set", "optimizer.idle=skip"], r"optimizer\.idle is 'skip'.*method\.heads.*zero"),
+        (["pretrain", "--schedule", "mlp=1-2-4", "--set", "optimizer.name=muon"], r"muon.*method\.parts.*adamw"),
         (["pretrain", "--set", "train.eval_sizes=[9]"], r"train\.eval_sizes has 9.*1 to 6 layers"),
         (["pretrain", "--config", "missing.yaml"], r"missing\.yaml: No such file or directory"),
         (["pretrain", "--run", "file/run"], "file"),

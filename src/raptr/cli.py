@@ -130,11 +130,9 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
-        from raptr.train.console import say_start
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
-    say_start(full, folder, console, fresh=fresh)
     with work_in(folder):
         result = run_pretraining(
             full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True

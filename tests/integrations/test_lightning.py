@@ -220,8 +220,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"stacking.*grows"):
         trained(tmp_path, SubnetworkCallback("stacking"))
     with pytest.raises(ValueError, match=r"idle is 'skip'.*heads.*'zero'"):
-        trained(tmp_path, raptr(heads="1-1-2-2"))
-    trained(tmp_path, raptr(heads="1-1-2-2", idle="zero"))
+        trained(tmp_path, raptr(heads="1-1-2-2", idle="skip"))
+    trained(tmp_path, raptr(heads="1-1-2-2"))
     module = Module()
     module.automatic_optimization = False
     with pytest.raises(ValueError, match=r"automatic_optimization=False.*stepwise"):

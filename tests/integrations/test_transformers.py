@@ -178,11 +178,11 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_heads_and_parts_train_recomputed_and_resumed(tmp_path: Path) -> None:
-    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4", "idle": "zero"}
+    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4"}
     settings = {"save_strategy": "steps", "save_steps": 3, "bf16": True}
     plain = trainer(tmp_path / "one", raptr(**widths), **settings)
     plain.train()
-    saving = trainer(tmp_path / "two", raptr(**widths), gradient_checkpointing=True, **settings)
+    saving = trainer(tmp_path / "two", raptr(**widths, idle="zero"), gradient_checkpointing=True, **settings)
     saving.train()
     shutil.copytree(tmp_path / "one" / "checkpoint-3", tmp_path / "three" / "checkpoint-3")
     resumed = trainer(tmp_path / "three", raptr(**widths), **settings)
@@ -212,7 +212,7 @@ def test_the_page_shows_a_callback_with_heads_and_parts(tmp_path: Path) -> None:
 def test_idle_heads_and_parts_are_not_skipped(tmp_path: Path) -> None:
     for axis, sizes in {"heads": "1-1-2-2", "parts": "1-2-3-4"}.items():
         with pytest.raises(ValueError, match=f"idle is 'skip'.*{axis}.*'zero'"):
-            trainer(tmp_path, raptr(**{axis: sizes})).train()
+            trainer(tmp_path, raptr(**{axis: sizes}, idle="skip")).train()
 
 
 def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, check_idle, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -35,22 +35,23 @@ from torch.optim import Optimizer
 class SubnetworkCallback(Callback):
     """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
 
-    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks (or
-    the lists) where it is not obvious, and `compile` compiles each of them.
+    `idle` says what happens to parameters that did not run (None: what the method needs), `blocks` names the list of
+    residual blocks (or the lists) where it is not obvious, and `compile` compiles each of them.
     """
 
     def __init__(
         self,
         method: str,
         *,
-        idle: Policy = "skip",
+        idle: Policy | None = None,
         blocks: str | Sequence[str] | None = None,
         compile: bool = False,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         self.steps: Steps | None = None
-        self._policy = idle
+        self._idle = idle
+        self._policy: Policy = "skip"  # decided when training begins
         self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
         self._saved: dict[str, Any] | None = None
 
@@ -72,7 +73,7 @@ class SubnetworkCallback(Callback):
                 f"max_epochs={trainer.max_epochs}), and a method plans its stages over it. Set max_steps."
             )
         self.steps = stepwise(pl_module, steps=steps, **self._made)
-        check_idle(self.steps.method, self._policy)
+        self._policy = idle_policy(self.steps.method, self._idle)
         if partial(self.steps.method):
             _check_ddp(trainer)
         if trainer.is_global_zero:

@@ -48,6 +48,13 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**settings, "family": family.name, **found, "start_sha256": _checksum(folder)}
 
 
+def start_vocabulary(start: str) -> int | None:
+    """How many tokens the model in the folder has; None where the folder is gone or does not say."""
+    folder = StockFolder(Path(start))
+    size = folder.facts.get("vocab_size") if folder.path.is_dir() else None
+    return size if type(size) is int and size > 0 else None
+
+
 def load_start(start: str, checksum: str | None, model: Model, store: TokenStore) -> None:
     """Give a model the weights in the folder, which are those with this checksum."""
     folder = StockFolder(Path(start))
