@@ -1,4 +1,4 @@
-"""Two processes, launched by torchrun, train what one does: DDP and FSDP2 under the `Trainer`, DDP under Lightning."""
+"""Two processes, launched by torchrun, train what one does: DDP and FSDP2, under the `Trainer` and Lightning."""
 
 import json
 import os
@@ -45,12 +45,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         run = trainer(tmp_path_factory.mktemp(way), raptr(**settings), per_device_train_batch_size=8)
         run.train()
         result[way] = losses(run)
-    module = test_lightning.Module()
-    rows = DataLoader(Rows(), batch_size=8)
-    test_lightning.trainer(tmp_path_factory.mktemp("one"), test_lightning.raptr(), gradient_clip_val=None).fit(
-        module, rows
-    )
-    result["lightning"] = module.losses
+        module = test_lightning.Module()
+        lightning = test_lightning.trainer(tmp_path_factory.mktemp(way), test_lightning.raptr(**settings))
+        lightning.fit(module, DataLoader(Rows(), batch_size=8))
+        result[f"lightning, {way}"] = module.losses
     return result
 
 
@@ -64,7 +62,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
         ("ddp, narrow", "narrow", "DistributedDataParallel"),
         ("fsdp, narrow", "narrow", "FSDPLlamaForCausalLM"),
-        ("lightning", "lightning", "DistributedDataParallel"),
+        ("lightning", "lightning, skip", "DistributedDataParallel"),
+        ("lightning, narrow", "lightning, narrow", "DistributedDataParallel"),
+        ("lightning, fsdp", "lightning, skip", "FSDPLlamaForCausalLM"),
+        ("lightning, fsdp, narrow", "lightning, narrow", "FSDPLlamaForCausalLM"),
     ],
 )
 def test_two_processes_train_what_one_does(
@@ -77,14 +78,16 @@ def test_two_processes_train_what_one_does(
 
 
 @pytest.mark.parametrize("policy", ["zero", "skip"])  # with skip: by the checkpoint every layer has run once
-def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], policy: str) -> None:
-    runs = found[f"fsdp, resumed, {policy}"]
+@pytest.mark.parametrize("way", ["fsdp", "lightning"])
+def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], way: str, policy: str) -> None:
+    runs = found[f"{way}, resumed, {policy}"]
     assert len(runs["resumed"]["losses"]) == STEPS
     assert runs["resumed"] == runs["undisturbed"]
 
 
 def test_the_policies_differ(alone: dict[str, list[float]]) -> None:
-    assert alone["skip"] != pytest.approx(alone["zero"], rel=1e-5)
+    for one, two in (("skip", "zero"), ("lightning, skip", "lightning, zero")):
+        assert alone[one] != pytest.approx(alone[two], rel=1e-5)
 
 
 def test_ddp_that_waits_for_idle_layers_is_refused(found: dict[str, Any]) -> None:
