@@ -1,7 +1,9 @@
 """Two processes, launched by torchrun, train what one does: DDP and FSDP2, under the `Trainer` and Lightning."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.integrations import test_lightning
-from tests.integrations.launched import NARROW
+from tests.integrations.launched import NARROW, Sharded
 from tests.integrations.test_transformers import losses, raptr, trainer
 from tests.integrations.tiny import STEPS, Rows
 
@@ -83,6 +85,15 @@ def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, A
     runs = found[f"{way}, resumed, {policy}"]
     assert len(runs["resumed"]["losses"]) == STEPS
     assert runs["resumed"] == runs["undisturbed"]
+
+
+def test_the_page_shards_as_the_test_does() -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\ndef configure_model.*?\n(.*?)```", page, flags=re.DOTALL)
+    assert shown is not None
+    shards = inspect.getsource(Sharded.configure_model)
+    for line in shown[1].splitlines():
+        assert line.partition("  #")[0].strip() in shards
 
 
 def test_the_policies_differ(alone: dict[str, list[float]]) -> None:

@@ -248,6 +248,36 @@ def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path, policy: str
         assert again.steps.state() == callback.steps.state()
 
 
+class LeavesOut(Module):
+    """Leaves out a batch, as Lightning allows: before the model is called, or when the loss is known."""
+
+    def __init__(self, *, called: bool) -> None:
+        super().__init__()
+        self.called = called
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        left_out = self.trainer.global_step == 3
+        if left_out and not self.called:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        return None if left_out else loss
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_batch_that_is_left_out_changes_nothing(tmp_path: Path, policy: str, called: bool) -> None:
+    module, callback = LeavesOut(called=called), raptr(idle=policy)
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer(tmp_path, callback, saving, enable_checkpointing=True).fit(module, rows())
+    assert module.ran == [kept for step, kept in enumerate(subnetworks()) if called or step != 3]
+    assert callback.steps is not None
+    assert callback.steps.steps_run == STEPS - 1
+    assert whole(module.model)
+    states = [torch.load(tmp_path / f"step={step}.ckpt")["state_dict"] for step in (3, 4, 5)]
+    assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
+    assert not all(torch.equal(weight, states[2][name]) for name, weight in states[1].items())
+
+
 def test_an_exception_leaves_the_whole_model(tmp_path: Path) -> None:
     class Fail(Callback):
         def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -87,6 +87,9 @@ class SubnetworkCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Bring the whole model back, and treat the parameters that were idle."""
+        if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+            self._training.close()  # `training_step` returned None: Lightning leaves the batch out
+            return
         self._training.end()
         idle(optimizer, self._policy)
 
