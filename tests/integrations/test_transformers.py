@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raptr.integrations.transformers import SubnetworkCallback
@@ -372,18 +373,19 @@ class Overflow(hf.TrainerCallback):
 
 def with_scaler(path: Path, *callbacks: Any, **settings: Any) -> hf.Trainer:
     """As the Trainer is with fp16=True, which it does not allow on a CPU."""
-    run = trainer(path, *callbacks, save_strategy="steps", save_steps=2, **settings)
+    run = trainer(path, *callbacks, save_strategy="steps", save_steps=1, **settings)
     run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     return run
 
 
 # With clipping, gradients are unscaled and looked at before idle parameters get theirs; without it, afterwards.
-@pytest.mark.parametrize("norm", [0.0, 1.0])
+@pytest.mark.parametrize(("norm", "optim"), [(0.0, "adamw_torch"), (1.0, "adamw_torch"), (1.0, "adamw_torch_fused")])
 @pytest.mark.parametrize("policy", ["skip", "zero"])
-def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path, policy: str, norm: float) -> None:
+def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path, policy: str, norm: float, optim: str) -> None:
     model = llama()
+    settings = {"max_grad_norm": norm, "optim": optim}
     watch, callback = Watch(model), raptr(idle=policy)
-    run = with_scaler(tmp_path / "one", watch, callback, Overflow(), model=model, max_grad_norm=norm)
+    run = with_scaler(tmp_path / "one", watch, callback, Overflow(), model=model, **settings)
     run.train()
     scaler = run.accelerator.scaler
     assert scaler is not None
@@ -392,10 +394,13 @@ def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path, policy: str
     assert callback.steps is not None
     assert callback.steps.steps_run == STEPS
     assert losses(run)[-1] < losses(run)[0]
-    for step in (2, 4):  # before and right after the step that is skipped
+    saved = [load_file(tmp_path / "one" / f"checkpoint-{step}" / "model.safetensors") for step in (3, 4, 5)]
+    assert equal(saved[0], saved[1])
+    assert not equal(saved[1], saved[2])
+    for step in (3, 4):  # before and right after the step that is skipped
         shutil.copytree(tmp_path / "one" / f"checkpoint-{step}", tmp_path / str(step) / f"checkpoint-{step}")
         callback = raptr(idle=policy)
-        resumed = with_scaler(tmp_path / str(step), callback, Overflow(), max_grad_norm=norm)
+        resumed = with_scaler(tmp_path / str(step), callback, Overflow(), **settings)
         resumed.train(resume_from_checkpoint=True)
         assert losses(resumed) == losses(run)
         assert equal(weights(resumed), weights(run))
