@@ -162,7 +162,9 @@ class _StandIn(nn.Module):
         blocks.follow(self._layer, x)
         given = blocks.receive(given)
         args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
-        if any(isinstance(value, MutableMapping) for value in given.values()):
+        # Where the backward pass does not need it, what running layers were given is not kept in memory.
+        keep = scale == 0 or torch.is_grad_enabled()
+        if keep and any(isinstance(value, MutableMapping) for value in given.values()):
             self._given = x, args, kwargs
         flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
         if scale == 0:
