@@ -88,6 +88,9 @@ class SubnetworkCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Bring the whole model back, and treat the parameters that were idle."""
+        if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+            self._training.close()  # `training_step` returned None: Lightning leaves the batch out
+            return
         self._training.end()
         idle(optimizer, self._policy)
 
@@ -131,15 +134,15 @@ def _check_launch(trainer: Trainer, module: LightningModule) -> None:
         )
     if not module.automatic_optimization:
         raise ValueError(
-            "the LightningModule has automatic_optimization=False, so its optimizer steps cannot be told from here. "
-            "Use raptr.stepwise in its training_step."
+            "the LightningModule has automatic_optimization=False, so the callback cannot know which steps its "
+            "optimizer takes. Use raptr.stepwise in its training_step."
         )
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         raise ValueError("DeepSpeed is not supported: it prepares the model's layers itself. Use DDP or FSDP2.")
     if isinstance(trainer.strategy, FSDPStrategy):
         raise ValueError(
-            "FSDPStrategy is FSDP1, which is not supported: it flattens the parameters of each block, so that idle "
-            "ones cannot be told. Use ModelParallelStrategy with fully_shard (FSDP2)."
+            "FSDPStrategy is FSDP1, which is not supported: it flattens parameters, so that those of layers that did "
+            "not run cannot be recognised. Use ModelParallelStrategy with fully_shard (FSDP2)."
         )
 
 

@@ -156,8 +156,9 @@ def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
         )
     if isinstance(model, FullyShardedDataParallel):
         raise ValueError(
-            "the Trainer runs under FSDP1, which is not supported: it flattens the parameters of each block, so that "
-            "idle ones cannot be told. Use FSDP2 (fsdp_config={'version': 2}, or accelerate's fsdp_version: 2)."
+            "the Trainer runs under FSDP1, which is not supported: it flattens parameters, so that those of layers "
+            "that did not run cannot be recognised. Use FSDP2 (fsdp_config={'version': 2}, or accelerate's "
+            "fsdp_version: 2)."
         )
 
 
