@@ -77,7 +77,7 @@ def reuse(out: Path, request: dict[str, Any], say: Callable[[str], None]) -> Tok
         raise ValueError(f"out is {out}, which holds other files ({other}). Give a new or an empty folder.")
     store = open_store(out)
     if reason := difference(store.manifest.request, request):
-        raise ValueError(f"out is {out}, which was prepared differently: {reason}. Give a new folder, or remove this one.")
+        raise ValueError(f"out is {out}, which was prepared differently: {reason}. Name a new folder, or remove it.")
     say(f"{out}: already prepared")
     return store
 
