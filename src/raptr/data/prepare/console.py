@@ -24,7 +24,7 @@ SHORTEST = 8  # tokens that a sequence must have
 def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
     """A bar over the bytes of each stage, as a callback for `prepare_corpus`.
 
-    After Ctrl-C it says that the same command goes on, and the exit code is 3; where nothing was saved, the interrupt
+    After Ctrl-C it says that the same command continues, and the exit code is 3; where nothing was saved, the interrupt
     is passed on.
     """
     columns = (
@@ -58,7 +58,7 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
     except KeyboardInterrupt:
         if not work_folder(out).exists():
             raise
-        console.print("stopped; the same command goes on where it was")
+        console.print("stopped; the same command continues")
         raise SystemExit(3) from None
 
 

@@ -30,7 +30,7 @@ def naming(work: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        hint = ". Free some space and give the same command again: it goes on where it was"
+        hint = ". Free some space and give the same command again to continue"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OSError(error.errno, f"{error.strerror or error}{hint * full}", str(work)) from error
 
