@@ -78,7 +78,7 @@ def pretrain(
     full_start: FullStartOption = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Start from the model in this Hugging Face folder: a Llama, or an export."),
+        typer.Option(help="Start from the model in this Hugging Face folder (model.start): a Llama, or an export."),
     ] = None,
     family: FamilyOption = None,
     size: SizeOption = None,
