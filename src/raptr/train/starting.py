@@ -33,7 +33,7 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return settings
     folder = StockFolder(Path(start))
     if not folder.path.is_dir():
-        raise ValueError(f"model.start is {start!r}, which is no folder. Name the folder of a model.")
+        raise ValueError(f"model.start is {start!r}, which is not a folder. Name the folder of a model (--init).")
     family, exporter = _known(folder)
     if (named := settings.get("family")) not in (None, family.name):
         raise ValueError(f"model.family is {named!r}; model.start is {start!r}, whose family is {family.name!r}")
