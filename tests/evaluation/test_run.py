@@ -17,12 +17,11 @@ from transformers import BertForMaskedLM, DistilBertConfig, DistilBertForMaskedL
 
 from raptr import files
 from raptr.data import TokenStore
-from raptr.evaluation import jobs
-from raptr.evaluation import run as running
+from raptr.evaluation import finetuning, jobs
 from raptr.evaluation.encoder import load_encoder, tokenize
 from raptr.evaluation.jobs import Judged
 from raptr.evaluation.run import finetune
-from raptr.evaluation.tuning import Recipe, Tuning, padded
+from raptr.evaluation.tuning import Recipe, Tuning
 from raptr.models.export import save
 from raptr.report.runs import read_scores
 from raptr.train.config import Config
@@ -168,7 +167,7 @@ def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "write_json", write_and_stop)
+        patch.setattr(finetuning, "write_json", write_and_stop)
         part = finetune(
             bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE], console=QUIET, device="cpu"
         )
@@ -279,17 +278,6 @@ def test_another_family_of_encoders(task: Path, tmp_path: Path) -> None:
     record = tuned(folder, task, tmp_path / "out", rates=[2e-3], seeds=1)
     assert best(record)["means"]["accuracy"] > 0.9
     assert record["recipe"]["dropout_settings"] == ["dropout", "attention_dropout", "seq_classif_dropout"]
-
-
-def test_padding() -> None:
-    rows = [
-        {"input_ids": [2, 7, 7, 3], "attention_mask": [1, 1, 1, 1]},
-        {"input_ids": [2, 3], "attention_mask": [1, 1]},
-    ]
-    batch = padded(rows, 9, 6)
-    assert batch["input_ids"].tolist() == [[2, 7, 7, 3, 9, 9], [2, 3, 9, 9, 9, 9]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
-    assert padded(rows, 9, 128)["input_ids"].shape == (2, 8)
 
 
 def test_a_space_before_each_text(bert: Path) -> None:
