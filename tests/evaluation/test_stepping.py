@@ -187,6 +187,22 @@ def test_a_step_of_an_export_neither_reads_back_nor_sends(examples: Coded, monke
             stepped._step(places, width)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_captured_steps_are_the_plain_ones(bert: Path, examples: Coded) -> None:
+    device = torch.device("cuda")
+    with stepping.on_stream(device) as capture:
+        assert capture is not None
+        alone, replayed = model(bert).to(device), model(bert).to(device)
+        first = trained(alone, examples.to(device), half=True)
+        second = trained(replayed, examples.to(device), half=True, capture=capture)
+        assert second.captured == 2
+        assert first.loss == pytest.approx(second.loss, abs=0.01)
+        for (name, one), other in zip(alone.named_parameters(), replayed.parameters(), strict=True):
+            torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-2, msg=name)
+        dropping = trained(model(bert, 0.1).to(device), examples.to(device), half=True, capture=capture)
+        assert (dropping.captured, dropping.diverged()) == (2, None)
+
+
 def test_without_a_gpu_nothing_is_captured() -> None:
     with stepping.on_stream(torch.device("cpu")) as capture:
         assert capture is None

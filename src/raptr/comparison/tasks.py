@@ -4,8 +4,8 @@
       finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; rates and the recipe's keys too
       fewshot: {data: fewshot, tasks: [paper], shots: [1], examples: 200}      decoders
 
-The model of every run is kept as an export in its folder. When all runs are finished, each entry is judged at its best
-learning rate, with every seed; what was judged before is not judged again.
+The model of every run is kept as an export in its folder. Each entry is judged at its best learning rate, seed by seed
+(progress.py); what was judged before is not judged again.
 """
 
 from collections import Counter

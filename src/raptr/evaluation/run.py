@@ -243,7 +243,8 @@ def _at_once(
 def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:
     """Keep what a job came to, and say it."""
     one.keep(result)
-    said = f"{one.task.title}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}"
+    where = f"{one.encoder.folder.name} on {one.task.title}"
+    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}"
     console.print(said, highlight=False, markup=False)
 
 
