@@ -278,7 +278,8 @@ def compare(
             path = record if record is not None and kind == "json" else folder / f"compare.{kind}"
             console.print(f"{kind:<8}{escape(str(path))}", highlight=False)
     if done.stopped:
-        console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command goes on")
+        judged = ", not all of them judged by tasks" if done.finished == done.runs else ""
+        console.print(f"stopped with {done.finished} of {done.runs} runs finished{judged}; the same command goes on")
         raise typer.Exit(3)
 
 
