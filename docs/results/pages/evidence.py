@@ -12,7 +12,7 @@ from evidence.queue import QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import about_scores, tasks_picture
 from raptr.comparison.spec import FULL
-from raptr.comparison.table import Row, finals, markdown, notes, tasks_markdown
+from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
 
 ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
 
@@ -43,7 +43,10 @@ def _found(name: str, record: Mapping[str, Any]) -> list[str]:
             f"tokens, {full['tokens_per_weight']:.3g} per weight of the layers, {full['epochs']:.2g} times the text."
         )
     said.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
-    return [" ".join(said), markdown(best).rstrip(), *notes(best), *_judged(name, record, best)]
+    denoisers = (
+        ["Held-out loss by denoiser:", denoisers_markdown(best).rstrip()] if any(row.denoisers for row in best) else []
+    )
+    return [" ".join(said), markdown(best).rstrip(), *notes(best), *denoisers, *_judged(name, record, best)]
 
 
 def _judged(name: str, record: Mapping[str, Any], best: Sequence[Row]) -> list[str]:
