@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from raptr.distributed.sharding import local
+
 Policy = Literal["zero", "skip"]
 
 SEEN = "_raptr_version"  # an attribute of a gradient: its version when `idle` last saw it
@@ -29,9 +31,11 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
         if check:
             _check_dropped([parameter.grad for parameter in parameters if parameter.grad is not None])
         return
-    for parameter in parameters:
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+    unused = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
+    for parameter in unused:
+        parameter.grad = torch.empty_like(parameter)
+    if unused:  # zeros for all at once: a kernel for each would take longer to launch than to run
+        torch._foreach_zero_([local(parameter.grad)[0] for parameter in unused if parameter.grad is not None])
 
 
 def _check_dropped(gradients: list[Tensor]) -> None:
