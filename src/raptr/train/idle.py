@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raptr.distributed.sharding import local
+from raptr.distributed.sharding import rows
+from raptr.methods import Method
+from raptr.methods.axes import narrowed
 
 Policy = Literal["zero", "skip"]
 
@@ -35,7 +37,15 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
     for parameter in unused:
         parameter.grad = torch.empty_like(parameter)
     if unused:  # zeros for all at once: a kernel for each would take longer to launch than to run
-        torch._foreach_zero_([local(parameter.grad)[0] for parameter in unused if parameter.grad is not None])
+        torch._foreach_zero_([rows(parameter.grad) for parameter in unused if parameter.grad is not None])
+
+
+def needed(method: Method) -> Policy:
+    """The policy of a method unless one is given: `zero` where only some heads or MLP parts run, else `skip`.
+
+    Heads and parts are slices of tensors that have a gradient, so their optimizer steps cannot be skipped.
+    """
+    return "zero" if narrowed(method) else "skip"
 
 
 def _check_dropped(gradients: list[Tensor]) -> None:

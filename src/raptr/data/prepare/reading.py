@@ -199,7 +199,7 @@ class FileInput:
         if not isinstance(value, dict):
             return "", f"one JSON object per line, with the field {self.field!r}", _kind(value)
         if self.field not in value:
-            return "", f"the field {self.field!r}", f"{', '.join(map(repr, value)) or 'no field'}"
+            return "", *_missing(self.field, value)
         return _string(value[self.field], self.field)
 
     def _table(self, start: int) -> Iterator[Record]:
@@ -217,7 +217,7 @@ class FileInput:
                         groups.append(group)
                 if self.field not in names:
                     if not start:
-                        yield self._broken("", f"the column {self.field!r}", ", ".join(map(repr, names)))
+                        yield self._broken("", *_missing(self.field, names))
                     return
                 total = max(1, table.metadata.num_rows)
                 batches = table.iter_batches(ROWS, row_groups=groups, columns=[self.field], use_threads=False)
@@ -261,7 +261,7 @@ class HubInput:
                 if self.field in row:
                     text, expected, found = _string(row[self.field], self.field)
                 else:
-                    text, expected, found = "", f"the field {self.field!r}", ", ".join(map(repr, row))
+                    text, expected, found = "", *_missing(self.field, row)
                 problem = f"{self.name}, row {number}: expected {expected}, found {found}" if expected else ""
                 yield Record(text, problem, 0)
         except (OSError, ValueError) as error:
@@ -287,6 +287,11 @@ class DocumentsInput:
             text, expected, found = _string(document.text, "text")
             problem = f"document {document.name!r}: expected {expected}, found {found}" if expected else ""
             yield Record(text, problem, 0)
+
+
+def _missing(field: str, names: Iterable[str]) -> tuple[str, str]:
+    """What was expected and what was found where a line, row or table has no such field."""
+    return f"the field {field!r} (--field names another)", ", ".join(map(repr, names)) or "no field"
 
 
 def _string(value: object, field: str) -> tuple[str, str, str]:
