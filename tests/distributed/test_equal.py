@@ -28,6 +28,7 @@ DDP = signature(DistributedDataParallel.__init__).parameters
 SOME = ["decoder, raptr, zero, accumulated", "bert, stacking, recomputed"]
 SHORT = ["bert, gather", "bert, msg in width"]
 SHARDED = [case for case in CASES if case not in ("bert, raptr", "bert, gather", "bert, muon")]
+NARROW, GATHERED = "decoder, heads and parts", {"execution": "gather", "accumulate": 2}
 ROUNDED = {"reduce": "bfloat16"}
 BESIDE = {"async_checkpoints": True, "checkpoint_every": 3}
 OWN = [way for way in WAYS if "running" not in way or "skip_all_reduce_unused_params" in DDP]
@@ -46,6 +47,7 @@ JOBS: dict[int, list[dict[str, Any]]] = {
             if case not in ("bert, raptr", "bert, gather")
         ),
         *({"case": "bert, raptr", "engine": e, "run": f"counted-{e}", "bytes": f"{e}.json"} for e in ("ddp", "fsdp")),
+        {"case": NARROW, "engine": "ddp", "run": f"ddp-2, gather/{NARROW}", "train": GATHERED},
         {"case": "bert, muon", "engine": "ddp", "run": "ddp-2, compiled/bert, muon", "train": {"compile": True}},
         {"case": "bert, muon", "engine": "fsdp", "run": "fsdp-2, compiled/bert, muon", "train": {"compile": True}},
         {"case": "bert, raptr", "engine": "fsdp", "run": "rounded-fsdp", "until": 5, "train": ROUNDED},

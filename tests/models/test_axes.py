@@ -17,7 +17,7 @@ from raptr.methods import make_method
 from raptr.models.bert.config import BertConfig
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import DecoderConfig
-from raptr.models.layout import chosen, spread
+from raptr.models.layout import by_unit, chosen
 from raptr.models.model import Model
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train.config import TrainSettings
@@ -129,13 +129,15 @@ def test_both_forms_make_the_smaller_networks_products(config: ModelConfig, form
 
 
 @pytest.mark.parametrize("name", ["qkv.weight", "qkv.bias", "attention_out.weight"])
-def test_spreading_is_the_transpose_of_choosing(name: str) -> None:
+def test_the_gradient_of_a_choice_is_its_transpose(name: str) -> None:
     config = replace(CONFIGS["bert"], layers=1)
     model = build(config)
-    tensor, index = dict(model.blocks[0].named_parameters())[name], torch.tensor([0, 3])
-    part = chosen(tensor, model.layout[name], 4, index)
+    tensor, cut, index = dict(model.blocks[0].named_parameters())[name], model.layout[name], torch.tensor([0, 3])
+    part = chosen(tensor, cut, 4, index)
     seen = torch.randn_like(part)
-    (expected,) = torch.autograd.grad(part, tensor, seen)
-    torch.testing.assert_close(spread(seen, model.layout[name], 4, index), expected, rtol=0, atol=0)
-    assert_close((part * seen).sum(), (tensor * expected).sum())
-    assert_close(chosen(expected, model.layout[name], 4, index), seen)
+    (found,) = torch.autograd.grad(part, tensor, seen)
+    plain = by_unit(tensor, cut, 4).index_select(cut.dim + 1, index).flatten(cut.dim, cut.dim + 2)
+    (expected,) = torch.autograd.grad(plain, tensor, seen)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert_close((part * seen).sum(), (tensor * found).sum())
+    assert_close(chosen(found, cut, 4, index), seen)

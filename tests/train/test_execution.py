@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
@@ -116,6 +118,25 @@ def test_gather_equals_skip(name: str, micros: int, config: ModelConfig) -> None
 
 
 @every_family
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=on_gpu)], ids=str)
+@pytest.mark.parametrize("micros", [1, 2])
+def test_a_program_follows_what_is_drawn(micros: int, device: torch.device, config: ModelConfig) -> None:
+    model = build(device, torch.float32, config)
+    plain = {"precision": "float32", "compile": False, "accumulate": micros}
+    skip, gather = (make_execution(model, settings(execution=form, **plain), device) for form in ("skip", "gather"))
+    assert isinstance(gather, Gather)
+    method = make_method("raptr", shape=config.shape, steps=30, schedule="2-3-5", heads="1-3-4", parts="1-2-4")
+    drawn = [method.subnetwork(step) for step in range(30)]
+    for subnetwork in drawn:
+        loss, expected = gradients(model, skip, subnetwork, micros)
+        other, found = gradients(model, gather, subnetwork, micros)
+        torch.testing.assert_close(other, loss)
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(gather._programs) == len(method.phases()) < len(set(drawn))  # one for a stage, whatever is drawn in it
+
+
+@every_family
 def test_slots_follow_the_weights(config: ModelConfig) -> None:
     model, part = build(config=config), SUBNETWORKS["depth"]
     gather = make_execution(model, settings(execution="gather"), CPU)
@@ -142,7 +163,7 @@ def test_graphs_of_earlier_stages_make_room(monkeypatch: pytest.MonkeyPatch) -> 
     gather = make_execution(model, settings(execution="gather"), CPU)
     assert isinstance(gather, Gather)
     gather._forward.device = torch.device("cuda")
-    monkeypatch.setattr(gather._slots, "take", lambda sign: [])
+    monkeypatch.setattr(gather._slots, "first", lambda size: [])
     gather._program(batch(), SUBNETWORKS["full"])
     gather._program(batch(), SUBNETWORKS["depth"])
     assert len(tried) == 3  # the third one succeeds, alone and in memory of its own
@@ -225,21 +246,45 @@ def test_a_stage_of_narrow_layers_is_compiled_once(form: str, schedule: str, con
         assert counters["stats"]["unique_graphs"] == graphs, phase
 
 
-@pytest.mark.parametrize("name", ["heads and parts", "parts"])
-def test_slots_hold_no_more_than_what_runs(name: str) -> None:
-    model, subnetwork = build(), SUBNETWORKS[name]
+class Operations(TorchDispatchMode):
+    """Notes the operations that are called, but for those of a program: on a GPU they are in its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@every_family
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_a_step_launches_two_copies_beside_the_graph(
+    name: str, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, subnetwork = build(config=config), SUBNETWORKS[name]
     gather = make_execution(model, settings(execution="gather"), CPU)
     assert isinstance(gather, Gather)
-    program = gather._program(batch(), subnetwork)
-    assert isinstance(program, execution._Program)
-    for layer, block in zip(subnetwork.kept, program._blocks, strict=True):
-        heads = CONFIG.heads if subnetwork.heads is None else len(subnetwork.heads[layer])
-        assert subnetwork.parts is not None
-        parts = len(subnetwork.parts[layer])
-        shapes = {name: tuple(parameter.shape) for name, parameter in block.named_parameters()}
-        assert (shapes["qkv.weight"], shapes["qkv.bias"]) == ((3 * 8 * heads, 32), (3 * 8 * heads,))
-        assert (shapes["attention_out.weight"], shapes["attention_out.bias"]) == ((32, 8 * heads), (32,))
-        assert (shapes["mlp_in.weight"], shapes["mlp_out.weight"]) == ((16 * parts, 32), (32, 16 * parts))
+    data, packed = batch(), gather._forward.pack(subnetwork)
+    result = gather._program(data, subnetwork)(data, packed)
+    monkeypatch.setattr(gather._forward, "pack", lambda subnetwork: packed)  # numbers on the CPU
+    monkeypatch.setattr(execution._Program, "__call__", lambda self, batch, packed: result)
+    with Operations() as operations:
+        gather.backward(data, subnetwork)
+    copies = 2 if 0 < subnetwork.size < subnetwork.layers else 0
+    assert operations.called == ["aten._foreach_copy_.default"] * copies
+
+
+def test_all_kinds_of_subnetworks_share_the_slots() -> None:
+    gather = make_execution(build(), settings(execution="gather"), CPU)
+    assert isinstance(gather, Gather)
+    slots, fewer = set(), [part for part in SUBNETWORKS.values() if part.size < part.layers]
+    for subnetwork in fewer:
+        program = gather._program(batch(), subnetwork)
+        assert isinstance(program, execution._Program)
+        slots |= {id(block) for block in program._blocks}
+    assert len(slots) == max(subnetwork.size for subnetwork in fewer)
 
 
 @every_family
@@ -491,22 +536,36 @@ def test_dropout_in_a_graph_is_a_function_of_the_seed(config: ModelConfig) -> No
     assert losses[0] == losses[2] != losses[1]
 
 
-@on_gpu
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=on_gpu)], ids=str)
 @pytest.mark.parametrize("form", ["skip", "gather"])
-@pytest.mark.parametrize("name", ["full", "depth", "branches"])
+@pytest.mark.parametrize("name", SUBNETWORKS)
 @every_family
-def test_half_precision_stays_close_to_double(name: str, form: str, config: ModelConfig) -> None:
-    config = replace(config, width=64, head_size=16)
-    gpu, subnetwork = torch.device("cuda"), SUBNETWORKS[name]
+def test_half_precision_stays_close_to_double(name: str, form: str, device: torch.device, config: ModelConfig) -> None:
+    config, subnetwork = replace(config, width=64, head_size=16), SUBNETWORKS[name]
     exact = build(config=config)
     loss, expected = gradients(exact, make_execution(exact, settings(), CPU), subnetwork, 1)
-    model = build(gpu, torch.float32, config)
-    run = make_execution(model, settings(execution=form), gpu)
+    model = build(device, torch.float32, config)
+    run = make_execution(model, settings(execution=form, precision="bfloat16"), device)
     for _ in range(2):
         found_loss, found = gradients(model, run, subnetwork, 1)
         assert abs(found_loss.item() - loss.item()) < 0.02
         assert found.keys() == expected.keys()
         for key, gradient in expected.items():
+            assert found[key].dtype == torch.float32
             assert (found[key].cpu() - gradient).norm() < 0.06 * gradient.norm() + 1e-4, key
+
+
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_warming_up_works_in_half_precision(name: str) -> None:
+    model, subnetwork = build(dtype=torch.float32), SUBNETWORKS[name]  # some have layers of different sizes
+    gather = make_execution(model, settings(execution="gather", precision="bfloat16"), CPU)
+    assert isinstance(gather, Gather)
+    program = gather._program(batch(), subnetwork)
+    assert isinstance(program, execution._Program)
+    loss, _ = gradients(model, gather, subnetwork, 1)
+    program.warm_up(batch(), pack(subnetwork))
+    again, _ = gradients(model, gather, subnetwork, 1)
+    assert torch.equal(again, loss)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptr.train.idle import idle
 
@@ -16,6 +17,18 @@ class Pair(nn.Module):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def pair() -> Pair:
@@ -128,6 +141,17 @@ def test_zero_leaves_frozen_parameters_without_a_gradient() -> None:
     assert model.second.weight.grad is None
     assert model.second.bias.grad is not None
     assert not model.second.bias.grad.any()
+
+
+def test_zero_fills_all_gradients_at_once() -> None:
+    model = pair()
+    with Operations() as operations:
+        idle(AdamW(model.parameters()), "zero")
+    assert operations.called == ["aten.empty_like.default"] * 4 + ["aten._foreach_zero_.default"]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(gradients) == 4
+    assert len({gradient.data_ptr() for gradient in gradients}) == 4  # each is its parameter's own
+    assert not any(gradient.any() for gradient in gradients)
 
 
 def test_zero_keeps_gradients_that_exist() -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from raptr.models.inputs import BlockInputs
-from raptr.subnetworks import Shape
 
 
 @dataclass(frozen=True)
@@ -57,24 +56,6 @@ def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor
         return tensor
     picked: Tensor = _Picked.apply(by_unit(tensor, cut, units), index, cut.dim + 1)  # type: ignore[no-untyped-call]
     return picked.flatten(cut.dim, cut.dim + 2)
-
-
-def spread(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor:
-    """What `chosen` made the tensor from, with zeros in all other units: its transpose, which gradients go through."""
-    if index is None:
-        return tensor
-    return _spread(by_unit(tensor, cut, len(index)), index, units, cut.dim + 1).flatten(cut.dim, cut.dim + 2)
-
-
-def narrow(block: nn.Module, layout: Layout, whole: Shape, running: Shape) -> None:
-    """Make a block of `whole` heads and parts one of as many as are `running`, with any weights."""
-    for name, parameter in list(block.named_parameters()):
-        cut = layout.get(name)
-        if cut is not None:
-            shape, module = list(parameter.shape), block.get_submodule(name.rpartition(".")[0])
-            shape[cut.dim] = shape[cut.dim] // getattr(whole, cut.axis) * getattr(running, cut.axis)
-            setattr(module, name.rpartition(".")[2], nn.Parameter(parameter.new_empty(shape)))
-    block.heads, block.parts = running.heads, running.parts  # type: ignore[assignment]
 
 
 def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:

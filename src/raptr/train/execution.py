@@ -6,8 +6,8 @@ operations: on a GPU it is captured once as a CUDA graph and replayed, and a ste
 launch its kernels. The gradients of the slots are the gradients of the layers (slots.py). `shared`, the paper's own
 form, makes the k layers by linear combinations of all.
 
-Where not all heads or MLP parts run, the matrix products are as small as what runs: blocks choose weights by index, and
-slots hold no more than what runs.
+Where not all heads or MLP parts run, blocks choose their weights by index, so that the matrix products are as small as
+what runs. Slots do it too, inside the graph: they hold whole layers, whatever runs of them.
 
 The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
 
@@ -20,7 +20,7 @@ blocks share one compiled code, in every model of the process.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -196,7 +196,7 @@ def _called_with(block: nn.Module, weights: dict[str, Tensor], *given: Any) -> T
 
 @final
 class Gather(Execution):
-    """The layers that run, or what runs of them, copied into slots; one CUDA graph for each kind of subnetwork."""
+    """The layers that run, copied into slots; one CUDA graph for each kind of subnetwork."""
 
     def __init__(self, forward: _Forward) -> None:
         self._forward = forward
@@ -211,54 +211,31 @@ class Gather(Execution):
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
         """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
-        layers = [self._layers[layer] for layer in subnetwork.kept]
-        program, packed = self._program(batch, subnetwork), self._forward.pack(subnetwork)
-        narrow: list[BlockInputs] = []
-        if in_slots(subnetwork):
-            sign = signature(subnetwork)
-            if sign.heads is not None or sign.parts is not None:
-                narrow = list(unpack(packed.to(self._forward.device), sign))
-            self._fill(program.parameters, layers, narrow)
-        loss, gradients = program(batch, packed)
-        shared, matrices = len(self._shared), sum(len(layer.matrices) for layer in layers)
-        blocks = Parameters(gradients[shared : shared + matrices], gradients[shared + matrices :]).by_block(len(layers))
-        if narrow:
-            pairs = zip(blocks, narrow, strict=True)
-            blocks = [self._slots.widening(block, row.heads_H, row.parts_P) for block, row in pairs]
-        self._add(zip(self._shared, gradients[:shared], strict=True), fresh=False)
-        for layer, block in zip(layers, blocks, strict=True):
-            self._add(zip([*layer.matrices, *layer.vectors], block, strict=True), fresh=bool(narrow))
-        return loss
-
-    def _fill(self, slots: Parameters, layers: Sequence[Parameters], narrow: Sequence[BlockInputs]) -> None:
-        """Copy the weights of the layers into the slots; of narrow slots, what runs of each layer."""
-        with torch.no_grad():
-            if narrow:
-                for slot, layer, row in zip(slots.by_block(len(layers)), layers, narrow, strict=True):
-                    self._slots.narrowing(slot, [*layer.matrices, *layer.vectors], row.heads_H, row.parts_P)
-            elif layers:  # a list of one precision is copied by one kernel
-                torch._foreach_copy_(slots.matrices, [matrix for layer in layers for matrix in layer.matrices])
-                torch._foreach_copy_(slots.vectors, [vector for layer in layers for vector in layer.vectors])
-
-    def _add(self, gradients: Iterable[tuple[Tensor, Tensor]], *, fresh: bool) -> None:
-        """Add gradients to their parameters; those that are not `fresh` are in memory that the next call writes to."""
+        matrices = [matrix for layer in subnetwork.kept for matrix in self._layers[layer].matrices]
+        vectors = [vector for layer in subnetwork.kept for vector in self._layers[layer].vectors]
+        program = self._program(batch, subnetwork)
+        if 0 < subnetwork.size < subnetwork.layers:
+            with torch.no_grad():  # a list of one precision is copied by one kernel
+                torch._foreach_copy_(program.parameters.matrices, matrices)
+                torch._foreach_copy_(program.parameters.vectors, vectors)
+        loss, gradients = program(batch, self._forward.pack(subnetwork))
         alone = self._forward.settings.accumulate == 1
-        for parameter, gradient in gradients:
+        for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
             if parameter.grad is not None:
                 assert not alone  # it would be the memory that this gradient was written to
                 parameter.grad += gradient
             else:
-                parameter.grad = gradient if alone or fresh else gradient.clone()
+                parameter.grad = gradient if alone else gradient.clone()  # the next call writes over it
+        return loss
 
     def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
         sign = signature(subnetwork)
         key = (sign, tuple(None if tensor is None else tensor.shape for tensor in batch))
         if key not in self._programs:
-            if in_slots(subnetwork):
-                slots = self._slots.take(sign)
+            if subnetwork.size < subnetwork.layers:
+                slots = self._slots.first(subnetwork.size)
                 wide = [gradient for slot in slots for gradient in slot.gradients]
-                plain = sign._replace(heads=None, parts=None)  # a slot holds no more than what runs
-                program = _Program(self._forward, plain, [slot.block for slot in slots], self._shared, wide)
+                program = _Program(self._forward, sign, [slot.block for slot in slots], self._shared, wide)
             else:
                 program = _Program(self._forward, sign, list(self._forward.model.blocks), self._shared, [])
             on_gpu = self._forward.device.type == "cuda"
@@ -275,16 +252,10 @@ class Gather(Execution):
                 raise
         # Graphs of earlier stages hold memory that nothing else can use; what was tried is let go of by now.
         self._programs.clear()
-        self._slots.keep(signature(subnetwork))
         self._memory = None
         torch.cuda.empty_cache()
         self._memory = _GraphMemory(self._forward.device)
         return _Graph(program, batch, packed, self._memory)
-
-
-def in_slots(subnetwork: Subnetwork) -> bool:
-    """Whether `gather` copies weights: where all layers run, blocks stay where they are and choose heads by index."""
-    return subnetwork.size < subnetwork.layers
 
 
 @final

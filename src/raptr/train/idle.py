@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from raptr.distributed.sharding import rows
 from raptr.methods import Method
 from raptr.methods.axes import narrowed
 
@@ -32,9 +33,11 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
         if check:
             _check_dropped([parameter.grad for parameter in parameters if parameter.grad is not None])
         return
-    for parameter in parameters:
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+    unused = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
+    for parameter in unused:
+        parameter.grad = torch.empty_like(parameter)
+    if unused:  # zeros for all at once: a kernel for each would take longer to launch than to run
+        torch._foreach_zero_([rows(parameter.grad) for parameter in unused if parameter.grad is not None])
 
 
 def needed(method: Method) -> Policy:
