@@ -121,7 +121,7 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
 
 def test_stages_end_where_the_record_of_the_next_follows(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", schedule="6-8-12", steps=300))
-    assert [(t.step, t.stage) for t in run.transitions] == [(100, 2), (200, 3)]
+    assert [(t.step, t.stage) for t in run.transitions] == [(100, 1), (200, 2)]
     assert [t.flops for t in run.transitions] == [100 * 9e12, 100 * 9e12 + 100 * 11e12]
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from raptr.report.page import render
 from raptr.report.plots import draw_losses, losses, save
-from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, labels, read_run
+from raptr.report.runs import EvalRecord, Run, TrainRecord, labels, read_run
 from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import Row, dicts, markdown, rich_table, summary
 
@@ -19,7 +19,6 @@ __all__ = [
     "Row",
     "Run",
     "TrainRecord",
-    "Transition",
     "dicts",
     "draw_losses",
     "losses",
