@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.table import Row, finals
+from raptr.comparison.table import Row, finals, runs_at
 from raptr.report.plots import COLOURS, DPI, INK, MARKERS, WIDTH, clean, legend_below
 
 HEIGHT, LINE = 440, 26  # pixels: of the figure without its entries, and of each of them
@@ -146,8 +146,8 @@ def _draw_curves(
     for row in final:
         curves = [
             {step: (flops, loss) for step, flops, loss in run.curve}
-            for run in outcomes
-            if (run.label, run.peak) == (row.label, row.peak) and run.loss is not None
+            for run in runs_at(outcomes, row.label, row.peak)
+            if run.loss is not None
         ]
         steps = sorted(set.intersection(*(set(curve) for curve in curves)))
         x, y = np.mean([[curve[step] for step in steps] for curve in curves], axis=0).T

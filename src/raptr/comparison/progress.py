@@ -241,9 +241,7 @@ class Progress:
 
     def _read(self, run: PlannedRun) -> Finished | None:
         """The run from its folder, or from another record."""
-        read = read_finished(
-            self._folder(run), label=run.entry.label, peak=run.peak, seed=run.seed, steps=run.entry.steps
-        )
+        read = read_finished(self._folder(run), *run.key, run.entry.steps)
         if read is not None:
             made, outcome = read
             return Finished(outcome, made.config, made.environment)

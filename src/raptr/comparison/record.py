@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun
+from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun, at
 from raptr.comparison.table import Row, finals, plain, rows
 from raptr.train.config import ROUNDING, Config, differences
 
@@ -97,12 +97,7 @@ def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry]
     for entry in entries:
         if entry.label in configs:
             begun = Config.read(configs[entry.label])
-            seed, peak = begun.train.seed, begun.optimizer.peak
-            wanted = replace(
-                entry.config,
-                train=replace(entry.config.train, seed=seed),
-                optimizer=replace(entry.config.optimizer, peak=peak),
-            )
+            wanted = at(entry.config, seed=begun.train.seed, peak=begun.optimizer.peak)
             changed += [f"{entry.label}: {change}" for change in changes(begun, wanted)]
     if changed:
         raise ValueError(
