@@ -116,11 +116,6 @@ def load(path: Path) -> "Tokenizer":
     return tokenizer
 
 
-def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
-    """The tokens of a tokenizer, special ones included, all under our names."""
-    return Vocabulary(tokenizer.get_vocab(with_added_tokens=True))
-
-
 def read_vocabulary(file: Path) -> Vocabulary:
     """The tokens in a `tokenizer.json`; the files beside it say what its special tokens are called.
 

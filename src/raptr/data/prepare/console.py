@@ -76,7 +76,7 @@ def preparation_table(store: TokenStore) -> Table:
         "broken",
     ):
         table.add_column(heading, justify="left" if heading == "domain" else "right")
-    for domain in store.summary():
+    for domain in store.domains:
         counts = [f"{number:,}" for split in SPLITS for number in (domain.count(split), domain.total(split))]
         table.add_row(domain.name, f"{domain.weight:.4g}", *counts, f"{domain.duplicates:,}", f"{domain.broken:,}")
     return table
