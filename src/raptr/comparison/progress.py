@@ -53,7 +53,6 @@ class Task:
 
     @property
     def state(self) -> str:
-        """How far the run came."""
         note = read_note(self.folder)
         if note is None:
             return "stopped"
@@ -180,7 +179,6 @@ class Progress:
 
     @property
     def finished(self) -> int:
-        """How many of these are finished."""
         return len(self.tasks()) - len(self.unfinished())
 
     def write(self) -> dict[str, Any] | None:
@@ -220,7 +218,6 @@ class Progress:
         return True
 
     def _best(self) -> dict[str, float | None]:
-        """The best learning rate of each entry."""
         by_label: dict[str, dict[float, list[Outcome]]] = {}
         for run in self._finished.values():
             by_label.setdefault(run.outcome.label, {}).setdefault(run.outcome.peak, []).append(run.outcome)

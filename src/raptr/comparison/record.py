@@ -28,7 +28,6 @@ class Finished:
 
     @property
     def key(self) -> Key:
-        """What tells the runs of a comparison apart."""
         return self.outcome.label, self.outcome.peak, self.outcome.seed
 
     def fits(self, run: PlannedRun) -> bool:
@@ -37,7 +36,6 @@ class Finished:
         return same and not changes(Config.read(self.config), run.config)
 
     def named(self, label: str) -> "Finished":
-        """The same run under another label."""
         return replace(self, outcome=replace(self.outcome, label=label))
 
 

@@ -62,7 +62,6 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """How many steps each run takes."""
         return self.config.train.steps
 
 
@@ -110,7 +109,6 @@ class Comparison:
 
     @property
     def planned_flops(self) -> float:
-        """What these runs cost."""
         others = len(self.seeds) - len(self.tune)
         return sum(entry.flops * (len(entry.peaks) * len(self.tune) + others) for entry in self.entries)
 

@@ -113,7 +113,6 @@ class Manifest:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def domain(self, name: str) -> DomainShards:
-        """The domain of this name."""
         for domain in self.domains:
             if domain.name == name:
                 return domain
@@ -125,7 +124,6 @@ class Manifest:
         return tuple(shard for domain in self.domains for shard in domain.train + domain.valid)
 
     def to_json(self) -> str:
-        """The text of data.json."""
         return json.dumps({**self._facts(), "fingerprint": self.fingerprint}, indent=2) + "\n"
 
     def _facts(self) -> dict[str, Any]:
@@ -175,7 +173,6 @@ class TokenStore:
         return min(max(shard.tokens for shard in shards) for shards in splits)
 
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer that made the tokens."""
         return load(self.path / TOKENIZER)
 
     def verify(self, *, anew: bool = False) -> None:

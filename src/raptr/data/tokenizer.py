@@ -63,7 +63,6 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
         return len(self.ids)
 
     def __getitem__(self, token: str) -> int:
@@ -71,7 +70,6 @@ class Vocabulary:
         return self.ids[self.name(token)]
 
     def __contains__(self, token: str) -> bool:
-        """Whether there is such a token."""
         return self.name(token) in self.ids
 
     def name(self, token: str) -> str:

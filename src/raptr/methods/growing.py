@@ -60,7 +60,6 @@ class Growing(Method):
         """How `old` layers become `new` ones."""
 
     def growth(self, old: Shape, new: Shape) -> Growth:
-        """How tensors of shape `old` become those of shape `new`, which has more layers."""
         if old.layers >= new.layers or replace(old, layers=new.layers) != new:
             raise ValueError(f"method {self.name} adds layers; it cannot grow from {old} to {new}")
         return self.arranged(old.layers, new.layers)
@@ -70,7 +69,6 @@ class Growing(Method):
         return replace(self.target, layers=self.stages.stages[stage].size)
 
     def shape(self, step: SupportsIndex) -> Shape:
-        """The model's shape in step `step`: that of its stage."""
         return self.stage_shape(self.stages.index(step))
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
@@ -82,7 +80,6 @@ class Growing(Method):
         return (1.0,) * self.stages.stages[stage].size
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase per stage."""
         shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
         return tuple(
             Phase(stage.start, stage.stop, self.keep(number), shape.heads, shape.parts)

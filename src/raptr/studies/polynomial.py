@@ -120,7 +120,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Its name among the files."""
         return f"{self.method}-{self.rate:g}-{self.seed}"
 
 

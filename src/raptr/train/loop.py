@@ -179,7 +179,6 @@ class Trainer:
         load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
-        """Take up a checkpoint."""
         progress = found.progress()
         check_data(self.folder.path, progress, self.store)
         if self.shape != (shape := found.shape(self.method.target)):
@@ -374,7 +373,6 @@ class Trainer:
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on so far."""
         return self.step * self.config.train.batch * self.config.data.length
 
     def cost(self, subnetwork: Subnetwork) -> Flops:

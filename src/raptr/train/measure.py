@@ -58,7 +58,6 @@ class Measurement:
     peak_memory: int  # bytes: of the GPU's memory, or of this process
 
     def json(self) -> dict[str, Any]:
-        """The measurement as plain mappings."""
         return asdict(self)
 
 

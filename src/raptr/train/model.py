@@ -58,11 +58,9 @@ class ModelSettings:
 
     @property
     def kind(self) -> Family:
-        """The family."""
         return FAMILIES[self.family]
 
     def build(self, vocabulary: int, positions: int) -> ModelConfig:
-        """The model's dimensions."""
         return replace(self.kind.sizes[self.size], **self.given, vocabulary=vocabulary, positions=positions)
 
     def mapping(self, dimensions: ModelConfig) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class ObjectiveSettings:
         return sum(self.mixture.values()) if self.mixture else 1
 
     def make(self, vocabulary: Vocabulary) -> Objective:
-        """The objective for a vocabulary."""
         return self.kind(vocabulary, self.mixture) if self.mixture else self.kind(vocabulary)
 
     def targets(self, length: int) -> float:

@@ -40,7 +40,6 @@ class Writer:
         self._pending = self._threads.submit(save, folder, step, copies, state, keep=keep, processes=processes)
 
     def finish(self) -> None:
-        """Wait until everything is written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

@@ -81,7 +81,6 @@ class FileInput:
 
     @property
     def unit(self) -> str:
-        """What one document of it is."""
         kind, _ = self._kinds()
         return {"table": "row", "json": "line of JSON", "text": DOCUMENTS[self.documents]}[kind]
 
@@ -282,7 +281,6 @@ class DocumentsInput:
         return ""
 
     def records(self, start: int) -> Iterator[Record]:
-        """The documents from number `start` on."""
         for document in islice(self.documents(), start, None):
             text, expected, found = _string(document.text, "text")
             problem = f"document {document.name!r}: expected {expected}, found {found}" if expected else ""

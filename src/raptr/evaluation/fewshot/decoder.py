@@ -129,7 +129,6 @@ class Scorer(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
         return int(self._tokens.eos_token_id)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
