@@ -39,7 +39,7 @@ from rich.text import Text
 from raptr.comparison.tasks import Evaluate, read_evaluate
 from raptr.methods import METHODS, Method
 from raptr.recipes import RECIPES
-from raptr.settings import nearest, read
+from raptr.settings import check_choice, nearest, read
 from raptr.strict_yaml import read_yaml
 from raptr.train.advice import AUTO
 from raptr.train.config import Config, Precision, merged
@@ -150,8 +150,8 @@ class _Spec:
     def __post_init__(self) -> None:
         if not self.entries:
             raise ValueError("entries is empty; at least one is needed")
-        if self.recipe is not None and self.recipe not in RECIPES:
-            raise ValueError(f"recipe is {self.recipe!r}; {nearest(self.recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        if self.recipe is not None:
+            check_choice("recipe", self.recipe, RECIPES)
         if self.flops is not None and not 0 < self.flops <= 1:
             raise ValueError(f"flops is {self.flops!r}; a number above 0 to 1, full training's, is allowed")
         _check_list("seeds", self.seeds)

@@ -127,11 +127,10 @@ def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tu
     return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)
 
 
-def check_unit(name: str, value: float, *, zero: bool = True) -> None:
-    """Refuse a setting that is no number in [0, 1], or in (0, 1]."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and (0 if zero else 1e-9) <= value <= 1
-    if not fine:
-        raise ValueError(f"{name} is {value!r}; a number {'from 0' if zero else 'above 0'} to 1 is allowed")
+def check_unit(name: str, value: float) -> None:
+    """Refuse a setting that is no number in [0, 1]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value!r}; a number from 0 to 1 is allowed")
 
 
 def check_end(name: str, schedule: Schedule) -> None:

@@ -16,7 +16,7 @@ from raptr.methods.progressive_stacking import ProgressiveStacking
 from raptr.methods.raptr import RaPTr
 from raptr.methods.stacking import Stacking
 from raptr.methods.stochastic_depth import LayerDrop, StochasticDepth
-from raptr.settings import nearest, values
+from raptr.settings import check_choice, nearest, values
 from raptr.subnetworks import Schedule, Shape
 
 METHODS: dict[str, type[Method]] = {
@@ -53,8 +53,7 @@ def make_method(
 
     `steps` may be left out where `schedule` is a `Schedule`, which knows it.
     """
-    if name not in METHODS:
-        raise ValueError(f"method is {name!r}; {nearest(name, METHODS)}allowed: {', '.join(METHODS)}")
+    check_choice("method", name, METHODS)
     if steps is None:
         if not isinstance(schedule, Schedule):
             raise ValueError("steps is missing; the number of training steps is needed")

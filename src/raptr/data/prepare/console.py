@@ -65,16 +65,8 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
 def preparation_table(store: TokenStore) -> Table:
     """Domain by domain: weight, documents and tokens on both sides, and what was left out."""
     table = Table(title=f"{store.path}: vocabulary of {store.vocabulary.size:,}")
-    for heading in (
-        "domain",
-        "weight",
-        "docs",
-        "tokens",
-        "held-out docs",
-        "held-out tokens",
-        "copies dropped",
-        "broken",
-    ):
+    kept = ("docs", "tokens", "held-out docs", "held-out tokens")
+    for heading in ("domain", "weight", *kept, "copies dropped", "broken"):
         table.add_column(heading, justify="left" if heading == "domain" else "right")
     for domain in store.domains:
         counts = [f"{number:,}" for split in SPLITS for number in (domain.count(split), domain.total(split))]
