@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from raptr.report import Run, read_run
+from raptr.report.runs import Run, read_run
 from raptr.report.tables import dicts, notes, summary, table_columns
 
 

@@ -20,8 +20,11 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 import raptr.report
-from raptr.report import dicts, draw_losses, losses, markdown, read_run, render, rich_table, summary, write_report
-from raptr.report.plots import smooth
+from raptr.report import write_report
+from raptr.report.page import render
+from raptr.report.plots import draw_losses, losses, smooth
+from raptr.report.runs import read_run
+from raptr.report.tables import dicts, markdown, rich_table, summary
 from raptr.report.units import FLOP_PREFIXES, counted, duration, short, step_time, time_unit
 
 LAYERS = 12
