@@ -11,7 +11,7 @@ three functions say what is evaluated then:
     evaluated(N)           the full model, or as much of it as there is; scaled by keep probabilities where a method
                            trains without scaling
     trained(kept, N)       layers chosen by the caller, with the scales with which training last ran them
-    part(size, draw, N)    a random part of a given size, with the scales with which the method trains it
+    drawn(size, draw, N)   a random part of a given size, with the scales with which the method trains it
 
 A step may be any integer, those of NumPy and torch too.
 """
@@ -52,7 +52,6 @@ class Method(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    ends_full: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 1:

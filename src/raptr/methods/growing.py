@@ -113,7 +113,7 @@ class GrowingOnce(Growing):
             )
         if self.growth_at is None:
             return
-        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
+        if self._timed:
             raise ValueError(
                 f"growth_at is {self.growth_at}, but a Schedule, lengths or average says when the model grows too. "
                 "Use one of them."
@@ -130,9 +130,7 @@ class GrowingOnce(Growing):
     def stages(self) -> Schedule:
         """The schedule, with the growth where `growth_at` says, unless its lengths are given otherwise."""
         given = super().stages
-        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
-            return given
-        if len(given.stages) != 2:
+        if self._timed or len(given.stages) != 2:
             return given
         small, full = (stage.size for stage in given.stages)
         step = self._step(self._share(small, full) if self.growth_at is None else self.growth_at)
@@ -145,6 +143,11 @@ class GrowingOnce(Growing):
         if share is None and (self.lengths, self.average) == (None, None) and self.stages.boundaries:
             share = self.stages.boundaries[0] / self.steps
         return {**super().settings(), "growth_at": share}
+
+    @property
+    def _timed(self) -> bool:
+        """Whether something other than `growth_at` says when the model grows."""
+        return isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None)
 
     def _share(self, small: int, full: int) -> float:
         """The share that leaves three quarters of full training's layers on average; half of the steps at most."""

@@ -33,7 +33,6 @@ class PLD(Method):
     scaled: Scaled = "branches"
 
     name: ClassVar[str] = "pld"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,6 @@ class StochasticDepth(Method):
     scaled: Scaled = "branches"
 
     name: ClassVar[str] = "stochastic-depth"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +66,6 @@ class LayerDrop(Method):
     keep: float = 0.8
 
     name: ClassVar[str] = "layerdrop"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from raptr.studies.contract import Run, Study
+from raptr.studies.contract import Study
 from raptr.studies.polynomial import SMALL, Job, Setting, best_rate, courses_of, final_loss, judged, workers
 from raptr.studies.polynomial_plot import plot_lengths
 
@@ -43,11 +43,6 @@ SMALL_SIZE = Lengths(
     steps=(2000, 6000, 16_000),
     rates=dict.fromkeys(("full", "raptr", "pld-matched"), (1.5e-3, 3e-3, 6e-3)),
 )
-
-
-def run_at(steps: Sequence[int]) -> Run:
-    """The study at these lengths; none: at those of its setting."""
-    return partial(run, steps=steps)
 
 
 def run(
@@ -87,5 +82,5 @@ POLYNOMIAL_LENGTH = Study(
     run=run,
     plot=plot_lengths,
     seeds=2,
-    run_at=run_at,
+    run_at=lambda steps: partial(run, steps=steps),
 )
