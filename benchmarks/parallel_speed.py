@@ -54,16 +54,18 @@ def main() -> None:
     with joined() as processes, TemporaryDirectory() as folder:
         if processes.control is None:
             raise SystemExit("Start it with torchrun.")
-        ways = {name: timed(name, given, Path(folder), processes) for name in WAYS}
-        result = {
+        result: dict[str, Any] = {
             "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()},
             "processes": processes.size,
             "counted": counted(given, Path(folder)),
-            "ways": ways,
+            "ways": {},
             "environment": environment(),
         }
+        for name in WAYS:
+            result["ways"][name] = timed(name, given, Path(folder), processes)
+            if processes.first:  # a stop keeps the ways that are measured
+                given.out.write_text(json.dumps(result, indent=1) + "\n")
     if processes.first:
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
         print(table(result))
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
-from raptr.comparison.table import Row, best_peak, difference, finals, markdown, notes, rows
+from raptr.comparison.table import Row, best_peak, denoisers_markdown, difference, finals, markdown, notes, rows
 from raptr.report.statistics import Mean, mean
 
 FULL, REDUCED = "full", "full (reduced)"
@@ -183,3 +183,14 @@ def test_a_plot_of_nothing_but_divergence() -> None:
     outcomes = [run(FULL, peak, 0, None) for peak in (0.1, 0.2)]
     figure = drawn(outcomes, {FULL: (0.1, 0.2)})
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
+
+
+def test_losses_of_denoisers_are_means_over_the_seeds() -> None:
+    losses = {0: {"R-3-0.15": 2.0, "S": 3.0}, 1: {"R-3-0.15": 2.2, "S": 3.4}}
+    outcomes = [replace(run("full", 0.1, seed, 2.5), denoisers=found) for seed, found in losses.items()]
+    shown = denoisers_markdown(list(table([*outcomes, run("raptr", 0.2, 0, 2.6)]).values()))
+    lines = {line.split(" | ")[0].strip("| "): line for line in shown.splitlines()}
+    assert [cell.strip() for cell in lines["entry"].strip("| ").split("|")] == ["entry", "held-out loss", *losses[0]]
+    assert "2.1000 ±" in lines["full"]
+    assert "3.2000 ±" in lines["full"]
+    assert lines["raptr"].count("–") == 2

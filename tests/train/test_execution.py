@@ -17,12 +17,12 @@ from raptr.models.chunked_loss import chunked_loss
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import KERNELS
-from raptr.models.inputs import BlockInputs, pack
+from raptr.models.inputs import BlockInputs, Packed, pack
 from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings
-from raptr.train.execution import Execution, Gather, Skip, make_execution
+from raptr.train.execution import Execution, Gather, Skip, _Program, make_execution
 
 CONFIG = BertConfig(layers=5, width=32, heads=4, head_size=8, mlp=64, vocabulary=50, positions=16, parts=4)
 DECODER = DecoderConfig(
@@ -412,6 +412,29 @@ def test_cross_entropy_kernel(vocabulary: int, biased: bool, z_loss: float, monk
         assert mine.grad is not None
         assert right.grad is not None
         assert (mine.grad - right.grad).norm() / right.grad.norm() < 2e-2
+
+
+@every_family
+@pytest.mark.parametrize("name", SUBNETWORKS)
+def test_gradients_do_not_stay_where_the_next_micro_batch_is_written(
+    name: str, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph writes to the same memory in every replay; here a program does."""
+    run, memory = _Program.__call__, dict[_Program, list[Tensor]]()
+
+    def replayed(program: _Program, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
+        loss, fresh = run(program, batch, packed)
+        held = memory.setdefault(program, [torch.empty_like(gradient) for gradient in fresh])
+        for mine, gradient in zip(held, fresh, strict=True):
+            mine.copy_(gradient)
+        return loss, held
+
+    monkeypatch.setattr(_Program, "__call__", replayed)
+    model = build(config=config)
+    skip, gather = (make_execution(model, settings(execution=form, accumulate=2), CPU) for form in ("skip", "gather"))
+    _, expected = gradients(model, skip, SUBNETWORKS[name], 2)
+    _, found = gradients(model, gather, SUBNETWORKS[name], 2)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @on_gpu

@@ -8,7 +8,7 @@ from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.queue import QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL
-from raptr.comparison.table import finals, markdown, notes
+from raptr.comparison.table import denoisers_markdown, finals, markdown, notes
 
 ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
 
@@ -39,7 +39,10 @@ def _found(record: Mapping[str, Any]) -> list[str]:
             f"tokens, {full['tokens_per_weight']:.3g} per weight of the layers, {full['epochs']:.2g} times the text."
         )
     said.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
-    return [" ".join(said), markdown(best).rstrip(), *notes(best)]
+    denoisers = (
+        ["Held-out loss by denoiser:", denoisers_markdown(best).rstrip()] if any(row.denoisers for row in best) else []
+    )
+    return [" ".join(said), markdown(best).rstrip(), *notes(best), *denoisers]
 
 
 def _where(environment: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from raptr.comparison.plot import draw
 from raptr.comparison.progress import NAME
 from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.spec import FULL, REDUCED
-from raptr.comparison.table import Row, finals, markdown, notes, rich_table, tasks_markdown, timed
+from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, rich_table, tasks_markdown, timed
 from raptr.files import write_text
 from raptr.report.plots import save
 from raptr.report.scores import Scored, draw_scores
@@ -70,6 +70,8 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     parts.append(f"FLOPs are the whole model's, relative to full training over all its steps; {times}.")
     parts += ["## Each entry at its best learning rate", markdown(finals(table)).rstrip(), *notes(table)]
     parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
+    if any(row.denoisers for row in table):
+        parts += ["## By denoiser", denoisers_markdown(finals(table)).rstrip()]
     if any(row.scores for row in table):
         parts += ["## Judged by tasks", tasks_markdown(finals(table)).rstrip(), _constant_answers(record)]
         parts.append(f"![scores on tasks, and their average against the held-out loss]({NAME}-tasks.png)")

@@ -40,6 +40,7 @@ class Row:
     to_reduced: Mean | None
     best: bool
     edge: bool  # the best learning rate is the lowest or the highest that was tried
+    denoisers: Mapping[str, Mean] = field(default_factory=dict)  # the loss of each, with UL2
     scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average
 
 
@@ -72,10 +73,17 @@ def rows(
                     to_reduced=None if label == reduced else difference(runs, references.get(reduced, ())),
                     best=peak == best[label],
                     edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
+                    denoisers=_denoisers(runs),
                     scores=_scores(runs, tasks),
                 )
             )
     return made
+
+
+def _denoisers(runs: Sequence[Outcome]) -> dict[str, Mean]:
+    names = dict.fromkeys(name for run in runs for name in run.denoisers)
+    means = {name: mean(run.denoisers[name] for run in runs if name in run.denoisers) for name in names}
+    return {name: found for name, found in means.items() if found is not None}
 
 
 def score_columns(outcomes: Iterable[Outcome]) -> list[str]:
@@ -123,6 +131,17 @@ def markdown(table: Sequence[Row]) -> str:
 def tasks_markdown(table: Sequence[Row]) -> str:
     """The rows' scores on tasks as a Markdown table."""
     return markdown_table(_task_columns(table), table)
+
+
+def denoisers_markdown(table: Sequence[Row]) -> str:
+    """The rows' held-out losses of each denoiser as a Markdown table."""
+    names = dict.fromkeys(name for row in table for name in row.denoisers)
+    columns: list[Column[Row]] = [
+        Column("entry", lambda row: row.label, text=True),
+        Column("held-out loss", _loss),
+        *(Column(name, lambda row, name=name: _mean(row.denoisers.get(name))) for name in names),  # type: ignore[misc]
+    ]
+    return markdown_table(columns, table)
 
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
@@ -221,8 +240,11 @@ def _average(values: Iterable[float]) -> float | None:
 
 def _loss(row: Row) -> str:
     lost = f"{len(row.diverged)} diverged" if row.diverged else ""
-    shown = f"{row.loss.mean:.4f}{_error(row.loss)}" if row.loss else ""
-    return ", ".join(filter(None, (shown, lost)))
+    return ", ".join(filter(None, (_mean(row.loss) if row.loss else "", lost)))
+
+
+def _mean(value: Mean | None) -> str:
+    return "–" if value is None else f"{value.mean:.4f}{_error(value)}"
 
 
 def _signed(value: Mean | None) -> str:

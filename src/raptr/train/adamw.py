@@ -7,13 +7,14 @@ the state `step` of such a tensor has one count for each row: it has the paramet
 rows. All other parameters are updated by `torch.optim.AdamW` itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, optim
 
-from raptr.distributed.sharding import is_sharded, local
+from raptr.distributed.sharding import as_shard, is_sharded, local, mine, rows
 
 
 @final
@@ -26,25 +27,49 @@ class AdamW(optim.AdamW):
         hidden: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             ran = [parameter for parameter in group["params"] if parameter.grad is not None]
-            rows = [parameter for parameter in ran if parameter in self.state and self.state[parameter]["step"].dim()]
-            if rows:
-                _update(rows, [self.state[parameter] for parameter in rows], group)
-                hidden += [(parameter, parameter.grad) for parameter in rows]
+            mixed = [parameter for parameter in ran if parameter in self.state and self.state[parameter]["step"].dim()]
+            if mixed:
+                _update(mixed, [self.state[parameter] for parameter in mixed], group)
+                hidden += [(parameter, parameter.grad) for parameter in mixed]
         for parameter, _ in hidden:
             parameter.grad = None  # torch's step then leaves it alone
-        super().step()
+        with self._plain():
+            super().step()
         for parameter, gradient in hidden:
             parameter.grad = gradient
+
+    @contextmanager
+    def _plain(self) -> Iterator[None]:
+        """Show this process' rows, as plain tensors in the same memory, in place of sharded parameters and state."""
+        shown = []
+        for group in self.param_groups:
+            parameters = group["params"]
+            group["params"] = plain = [p if p.grad is None else mine(p) for p in parameters]
+            shown.append((group, parameters, plain))
+            for parameter, own in zip(parameters, plain, strict=True):
+                if own is not parameter and parameter in self.state:
+                    self.state[own] = {kind: rows(value) for kind, value in self.state[parameter].items()}
+        try:
+            yield
+        finally:
+            for group, parameters, plain in shown:
+                group["params"] = parameters
+                for parameter, own in zip(parameters, plain, strict=True):
+                    made = self.state.pop(own) if own is not parameter and own in self.state else {}
+                    if made and parameter not in self.state:
+                        self.state[parameter] = {
+                            kind: as_shard(value, parameter) if value.dim() else value for kind, value in made.items()
+                        }
 
 
 def _update(parameters: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
     """One step of parameters whose rows have counts of their own; all at once, to launch few kernels."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
-    gradients = [local(parameter.grad)[0] for parameter in parameters if parameter.grad is not None]
-    averages, squares = ([local(state[kind])[0] for state in states] for kind in ("exp_avg", "exp_avg_sq"))
-    torch._foreach_add_([local(state["step"])[0] for state in states], 1)
+    gradients = [rows(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    averages, squares = ([rows(state[kind]) for state in states] for kind in ("exp_avg", "exp_avg_sq"))
+    torch._foreach_add_([rows(state["step"]) for state in states], 1)
     counts = [_rows(state["step"], parameter) for state, parameter in zip(states, parameters, strict=True)]
-    parameters = [local(parameter)[0] for parameter in parameters]
+    parameters = [rows(parameter) for parameter in parameters]
     torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
     torch._foreach_lerp_(averages, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
@@ -61,10 +86,10 @@ def _update(parameters: list[Tensor], states: list[dict[str, Tensor]], group: di
 def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
     """The counts of the rows that this process has of a parameter."""
     if not is_sharded(parameter) or is_sharded(counts) or counts.shape[0] == 1:
-        return local(counts)[0]
-    mine, first = local(parameter)
+        return rows(counts)
+    own, first = local(parameter)
     row = first // max(1, parameter[0].numel())
-    return counts[row : row + len(mine)]
+    return counts[row : row + len(own)]
 
 
 def _like(counts: list[Tensor], values: Tensor) -> list[Tensor]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from raptr.methods import METHODS
 from raptr.models.contract import ModelConfig
 from raptr.settings import read
-from raptr.subnetworks.schedule import parse_sizes
+from raptr.subnetworks.schedule import Schedule, parse_sizes
 
 if TYPE_CHECKING:  # it imports this module
     from raptr.train.config import Config
@@ -180,12 +180,25 @@ def place_of(config: "Config", dimensions: ModelConfig) -> Place:
 
 def named(method: Mapping[str, Any]) -> str:
     """A method with its schedule and its other settings, as a person writes it."""
-    others = ", ".join(
+    others = [] if method.get("average") is None else [f"stages of {_shares(method)}"]
+    shown = ("name", "schedule", *(("lengths", "average") if others else ()))
+    others += [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in method.items()
-        if key not in ("name", "schedule")
+        if key not in shown
+    ]
+    listed = f"({', '.join(others)})" if others else ""
+    return " ".join(filter(None, (method["name"], method.get("schedule"), listed)))
+
+
+def _shares(method: Mapping[str, Any]) -> str:
+    """The lengths of the stages of a schedule with an average: 20, 20 and 60%."""
+    text, steps = method["schedule"], 100_000
+    fitted = Schedule.parse(
+        text, layers=parse_sizes(text)[-1], steps=steps, lengths=method.get("lengths"), average=method["average"]
     )
-    return " ".join(filter(None, (method["name"], method.get("schedule"), others and f"({others})")))
+    *others, last = (f"{(stage.stop - stage.start) / steps * 100:.0f}" for stage in fitted.stages)
+    return f"{', '.join(others)} and {last}%"
 
 
 def best(place: Place, measured: Sequence[Measured]) -> Measured | None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raptr.distributed.sharding import whole
+from raptr.distributed.sharding import is_sharded, mine, over_shards
 from raptr.models.model import fused_maps
 from raptr.models.roles import layer_matrices, roles
 from raptr.train.adafactor import Adafactor
@@ -185,9 +185,12 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
     """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
     running = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = whole(nn.utils.get_total_norm([parameter.grad for parameter in running if parameter.grad is not None]))
+    plain = [mine(parameter) for parameter in running]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in plain if parameter.grad is not None])
+    if running and is_sharded(running[0]):
+        norm = over_shards(norm.square(), running[0]).sqrt()
     if limit:
-        nn.utils.clip_grads_with_norm_(running, limit, norm)
+        nn.utils.clip_grads_with_norm_(plain, limit, norm)
     return norm
 
 

@@ -123,9 +123,8 @@ class _Widening(_Cutting):
     """Makes a slot's gradients those of its layer."""
 
     def forward(self, slot: Sequence[Tensor], heads_H: Tensor | None, parts_P: Tensor | None) -> list[Tensor]:
-        return [
-            mine.clone()
-            if cut is None
-            else spread(mine, cut, self.units[cut.axis], heads_H if cut.axis == "heads" else parts_P)
-            for mine, cut in zip(slot, self.cuts, strict=True)
+        indices = [None if cut is None else heads_H if cut.axis == "heads" else parts_P for cut in self.cuts]
+        return [  # never the slot's own memory, which the next micro-batch is written to
+            mine.clone() if cut is None or index is None else spread(mine, cut, self.units[cut.axis], index)
+            for mine, cut, index in zip(slot, self.cuts, indices, strict=True)
         ]
