@@ -20,7 +20,7 @@ from rich.text import Text
 from raptr.comparison.outcomes import Outcome
 from raptr.report.columns import Column, fixed, markdown_table
 from raptr.report.scores import AVERAGE
-from raptr.report.statistics import Mean, mean
+from raptr.report.statistics import Mean, mean, shown
 from raptr.report.units import duration
 
 
@@ -139,7 +139,7 @@ def denoisers_markdown(table: Sequence[Row]) -> str:
     columns: list[Column[Row]] = [
         Column("entry", lambda row: row.label, text=True),
         Column("held-out loss", _loss),
-        *(Column(name, lambda row, name=name: _mean(row.denoisers.get(name))) for name in names),  # type: ignore[misc]
+        *(Column(name, lambda row, name=name: shown(row.denoisers.get(name), 4)) for name in names),  # type: ignore[misc]
     ]
     return markdown_table(columns, table)
 
@@ -152,13 +152,13 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
     return Group(_rich(table, _columns(table), title), *judged, Text(caption))
 
 
-def _rich(table: Sequence[Row], shown: Sequence[Column[Row]], title: str) -> Table:
+def _rich(table: Sequence[Row], columns: Sequence[Column[Row]], title: str) -> Table:
     made = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in shown:
+    for column in columns:
         justify: Literal["left", "right"] = "left" if column.text else "right"
         made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
     for row in table:
-        made.add_row(*(Text(column.cell(row)) for column in shown))
+        made.add_row(*(Text(column.cell(row)) for column in columns))
     return made
 
 
@@ -197,8 +197,8 @@ def _columns(table: Sequence[Row]) -> list[Column[Row]]:
         Column("FLOPs", lambda row: fixed(row.flops, 3)),
         Column("held-out loss", _loss),
         Column("n", lambda row: str(row.loss.n if row.loss else 0)),
-        Column("to full", lambda row: _signed(row.to_full)),
-        Column("to reduced", lambda row: _signed(row.to_reduced)),
+        Column("to full", lambda row: shown(row.to_full, 4, sign="+")),
+        Column("to reduced", lambda row: shown(row.to_reduced, 4, sign="+")),
         Column("time", lambda row: "–" if row.seconds is None else duration(row.seconds)),
         Column("ratio", lambda row: fixed(row.relative_time, 2)),
     ]
@@ -214,14 +214,8 @@ def _task_columns(table: Sequence[Row]) -> list[Column[Row]]:
         Column("entry", lambda row: row.label, text=True),
         Column("FLOPs", lambda row: fixed(row.flops, 3)),
         Column("held-out loss", _loss),
-        *(Column(name, lambda row, name=name: _percent(row.scores.get(name))) for name in names),  # type: ignore[misc]
+        *(Column(name, lambda row, name=name: shown(row.scores.get(name), 1, factor=100)) for name in names),  # type: ignore[misc]
     ]
-
-
-def _percent(value: Mean | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value.mean:.1f}" + ("" if value.interval is None else f" ± {100 * value.interval:.1f}")
 
 
 def runs_at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
@@ -240,19 +234,7 @@ def _average(values: Iterable[float]) -> float | None:
 
 def _loss(row: Row) -> str:
     lost = f"{len(row.diverged)} diverged" if row.diverged else ""
-    return ", ".join(filter(None, (_mean(row.loss) if row.loss else "", lost)))
-
-
-def _mean(value: Mean | None) -> str:
-    return "–" if value is None else f"{value.mean:.4f}{_error(value)}"
-
-
-def _signed(value: Mean | None) -> str:
-    return "–" if value is None else f"{value.mean:+.4f}{_error(value)}"
-
-
-def _error(value: Mean) -> str:
-    return "" if value.interval is None else f" ± {value.interval:.4f}"
+    return ", ".join(filter(None, (shown(row.loss, 4) if row.loss else "", lost)))
 
 
 def plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from rich.text import Text
 from raptr.evaluation.fewshot.suite import SUPERGLUE
 from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
 from raptr.report.scores import AVERAGE, draw_bar, draw_constant
-from raptr.report.statistics import Mean, mean
+from raptr.report.statistics import Mean, mean, shown
 
 LUCK = 0.05  # of the scores at chance, at most so many lie above it by luck
 GROUP = "superglue"
@@ -218,12 +218,9 @@ def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str
 
 
 def _shown(value: Value | None, form: tuple[int, int], sign: str = "") -> str:
-    """A value with its interval, times a factor and with so many digits."""
-    if value is None:
-        return "–"
     factor, digits = form
-    error = "" if value["interval"] is None else f" ± {factor * value['interval']:.{digits}f}"
-    return f"{factor * (value['mean'] or 0.0):{sign}.{digits}f}{error}"
+    found = None if value is None else Mean(value["mean"] or 0.0, value["interval"], 1)
+    return shown(found, digits, factor=factor, sign=sign)
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
