@@ -225,12 +225,5 @@ def _legend_of_lines(axes: Axes, runs: Sequence[Run]) -> None:
         handles.append(Line2D([], [], color=GREY, alpha=0.6, linewidth=0.9, label="training loss, layers that ran"))
     if any(run.transitions for run in runs):
         handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=":", label="end of a stage"))
-    axes.legend(
-        handles=handles,
-        loc="upper right",
-        frameon=True,
-        framealpha=1.0,
-        edgecolor="none",
-        fontsize=9,
-        labelcolor=INK,
-    )
+    box: dict[str, Any] = {"frameon": True, "framealpha": 1.0, "edgecolor": "none"}
+    axes.legend(handles=handles, loc="upper right", fontsize=9, labelcolor=INK, **box)

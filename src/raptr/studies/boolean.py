@@ -378,8 +378,4 @@ def _draw_steps(axes: Axes, result: dict[str, Any]) -> None:
     axes.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=INK)
 
 
-BOOLEAN = Study(
-    name="boolean",
-    run=run,
-    plot=draw,
-)
+BOOLEAN = Study(name="boolean", run=run, plot=draw)

@@ -382,8 +382,4 @@ def _draw_fits(axes: Axes, result: Mapping[str, Any]) -> None:
         axes.text(at, value + 0.01, text, fontsize=7.5, color=GREY, horizontalalignment=side)
 
 
-LINEAR = Study(
-    name="linear",
-    run=run,
-    plot=plot,
-)
+LINEAR = Study(name="linear", run=run, plot=plot)

@@ -337,8 +337,4 @@ def spread(values: Sequence[float | None]) -> tuple[float, float] | tuple[None, 
     return mean_and_deviation(present) if len(present) == len(values) else (None, None)
 
 
-POLYNOMIAL = Study(
-    name="polynomial",
-    run=run,
-    plot=plot,
-)
+POLYNOMIAL = Study(name="polynomial", run=run, plot=plot)

@@ -15,13 +15,7 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from raptr.evaluation.encoder import is_decoder
 from raptr.evaluation.folder import ModelFolder, open_folder, quiet
