@@ -37,7 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.comparison.tasks import Evaluate, read_evaluate
-from raptr.methods import METHODS, Method
+from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.settings import check_choice, nearest, read
 from raptr.strict_yaml import read_yaml
@@ -299,8 +299,7 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     if given["name"] == AUTO:
         raise ValueError(f"entries.{label}.name is auto; a comparison names its methods: {', '.join(METHODS)}")
     if given["name"] in METHODS:
-        settings = {entry.name for entry in fields(METHODS[given["name"]])} - {entry.name for entry in fields(Method)}
-        allowed = ["name", *sorted(settings), *owned]
+        allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *owned]
         for key in given:
             if key not in allowed:
                 raise ValueError(

@@ -98,10 +98,15 @@ class Method(ABC):
         """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
         raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
 
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """The names of the settings that this method has and others may not."""
+        common = {field.name for field in fields(Method)}
+        return [field.name for field in fields(cls) if field.name not in common]
+
     def settings(self) -> dict[str, Any]:
         """The method's own settings, resolved: what a run's configuration records."""
-        common = {field.name for field in fields(Method)}
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
+        return {name: getattr(self, name) for name in self.own_settings()}
 
     def phase_index(self, step: SupportsIndex) -> int:
         """The phase (from 0) that step `step` belongs to."""

@@ -1,6 +1,5 @@
 """The one list of methods, and the one way to make one."""
 
-from dataclasses import fields
 from typing import Any
 
 from raptr.methods.contract import Method
@@ -59,8 +58,7 @@ def make_method(
             raise ValueError("steps is missing; the number of training steps is needed")
         steps = schedule.steps
     method = METHODS[name]
-    common = {field.name for field in fields(Method)}
-    allowed = [field.name for field in fields(method) if field.name not in common]
+    allowed = method.own_settings()
     if schedule is not None:
         settings["schedule"] = schedule
     for setting in settings:
