@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## train a small BERT with RaPTr and with the full model, then compare (3 minutes on two cores)
+demo: $(READY) ## train a small BERT with RaPTr and with the full model, then compare (some minutes on two cores)
 	$(BIN)/raptr pretrain demo --run $(DEMO)/raptr --method raptr --fresh
 	$(BIN)/raptr pretrain demo --run $(DEMO)/full --method full --fresh
 	$(BIN)/raptr report $(DEMO)/raptr $(DEMO)/full --out $(DEMO)/report

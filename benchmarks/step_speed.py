@@ -328,7 +328,7 @@ def measure(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], me
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
     raptr = bench.trainer("raptr", "gather")
     skip, zero = bench.trainer("raptr", "skip"), copy(raptr)
-    zero.config = replace(raptr.config, optimizer=replace(raptr.config.optimizer, idle="zero"))
+    zero.policy = "zero"
     for phase, size in enumerate(sizes):
         for name, trainer in (("gather", raptr), ("skip", skip), ("zero", zero)):
             bench.way(f"{name} {size}", trainer, phase)

@@ -43,7 +43,7 @@ class LanguageModel(LightningModule):
 def main(folder: str) -> None:
     """Train for 200 steps, validating every 50."""
     seed_everything(0)
-    tokens = torch.tensor(list(inspect.getsource(argparse).encode()))
+    tokens = torch.tensor(list(inspect.getsource(argparse).encode()))  # any text will do; this one needs no download
     rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
     callback = SubnetworkCallback("raptr", schedule="3-4-5-6")  # raptr
     trainer = Trainer(

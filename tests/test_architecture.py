@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"extras", "methods", "models", "subnetworks", "train"},
     "failures": {"distributed", "extras", "train"},
     "options": {"methods", "models"},
-    "planning": {"failures", "methods", "models", "options", "train"},
+    "planning": {"failures", "models", "options", "strict_yaml", "train"},
     "cli": {
         *("comparison", "data", "evaluation", "failures", "methods", "models", "objectives", "options", "planning"),
         *("recipes", "report", "settings", "strict_yaml", "studies", "train"),

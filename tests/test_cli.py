@@ -130,6 +130,8 @@ def test_plan_of_a_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     unnamed = json.loads(capsys.readouterr().out)
     assert call(monkeypatch, "plan", "--family", "decoder", "--size", "100m", "--json") == 0
     assert json.loads(capsys.readouterr().out) == unnamed
+    assert call(monkeypatch, "plan", "--set", "model.family=decoder", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == unnamed
     large = ["plan", "12-16-20-24", "--family", "decoder", "--size", "1.6b", "--length", "512"]
     assert call(monkeypatch, *large, "--json") == 0
     made = json.loads(capsys.readouterr().out)
@@ -277,13 +279,18 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--device", "tpu"], r"train\.device is '?tpu.*auto, cpu.*cuda"),
         (["pretrain", "--length", "4"], r"data\.length is 4.*from 8"),
         (["pretrain", "--until", "0"], "until is 0.*from 1"),
-        (["pretrain", "--schedule", "mlp=1-2-4"], r"optimizer\.idle.*method\.parts.*zero"),
+        (["pretrain", "--schedule", "mlp=1-2-4", "--set", "optimizer.idle=skip"], r"idle is 'skip'.*parts.*zero"),
         (["pretrain", "--schedule", "width=1-2-4"], r"--schedule is 'width=1-2-4'.*depth, heads, mlp"),
         (["plan", "6-9-12", "mlp=1-4"], r"parts is '1-4'.* 3 stages"),
-        (["pretrain", "--set", "method.heads=1-2-3-4"], r"optimizer\.idle.*method\.heads.*zero"),
+        (["plan", "heads=6-9-12", "--set", "optimizer.idle=skip"], r"optimizer\.idle is 'skip'.*method\.heads.*zero"),
+        (["pretrain", "--schedule", "mlp=1-2-4", "--set", "optimizer.name=muon"], r"muon.*method\.parts.*adamw"),
         (["pretrain", "--set", "train.eval_sizes=[9]"], r"train\.eval_sizes has 9.*1 to 6 layers"),
-        (["pretrain", "--config", "missing.yaml"], r"missing\.yaml: No such file or directory"),
+        (["pretrain", "--config", "missing.yaml"], r"missing\.yaml: No such file.*path"),
+        (["compare", "missing.yaml"], r"missing\.yaml: No such file.*path"),
+        (["compare", "."], r"\.: Is a directory.*file"),
+        (["pretrain", "--run", "file"], "file: Not a directory.*folder"),
         (["pretrain", "--run", "file/run"], "file"),
+        (["prepare", "--data", "file", "--out", "data", "--tokenizer", "nowhere"], r"nowhere: .*tokenizer\.json"),
         (["plan", "6-8", "--layers", "0"], r"model\.layers is 0.*from 1"),
         (["plan", "--method", "full", "--average", "9"], "method full .*'average'"),
         (["plan", "6-8-10-12", "--full-start", "30000", "--steps", "100000"], "full_start is 30000.*25000.*120005"),
@@ -369,3 +376,19 @@ def test_a_comparison_that_is_nested_too_deeply_is_named(
     (tmp_path / "deep.yaml").write_text("[" * 5000)
     assert call(monkeypatch, "compare", str(tmp_path / "deep.yaml")) == 2
     assert re.search(r"deep\.yaml.*YAML.*nested", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"body": "a text"}', "line 1.*'text'.*--field.*'body'.*--skip-broken"),
+        ("no json", "line 1.*JSON.*--skip-broken"),
+    ],
+)
+def test_a_line_that_cannot_be_used_names_the_option_that_helps(
+    line: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert call(monkeypatch, "prepare", "--data", "a.jsonl", "--out", "data") == 2
+    assert re.search(sentence, capsys.readouterr().err)

@@ -27,7 +27,7 @@ def failing(error: BaseException, folder: Path = Path("missing")) -> int:
     ("error", "code", "sentence"),
     [
         (ValueError("train.steps is 0"), 2, "raptr: train.steps is 0\n"),
-        (FileNotFoundError(2, "No such file", "x.txt"), 2, "raptr: x.txt: No such file\n"),
+        (FileNotFoundError(2, "No such file", "x.txt"), 2, "raptr: x.txt: No such file. Check the path.\n"),
         (Diverged(7), 1, "step 7"),
         (KeyboardInterrupt(), 130, "raptr: interrupted\n"),
         (SystemExit(130), 130, "raptr: interrupted\n"),  # as typer ends an interrupted command

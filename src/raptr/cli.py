@@ -61,10 +61,16 @@ def raptr(
 
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help=f"The settings to start from: {', '.join(RECIPES)}.")] = "demo",
+    recipe: Annotated[
+        str, typer.Argument(help=f"The model and its settings to start from: {', '.join(RECIPES)}.")
+    ] = "demo",
     run: Annotated[Path | None, typer.Option(help="The folder of the run. [default: runs/RECIPE-METHOD]")] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML file whose settings replace the recipe's.")] = None,
-    data: Annotated[str | None, typer.Option(help="A folder made by `raptr prepare`, or builtin.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file whose settings replace the recipe's, such as a run's config.yaml.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A folder made by `raptr prepare`, or builtin (the Python standard library).")
+    ] = None,
     method: MethodOption = None,
     schedule: ScheduleOption = None,
     lengths: LengthsOption = None,
@@ -72,7 +78,7 @@ def pretrain(
     full_start: FullStartOption = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Start from the model in this Hugging Face folder: a Llama, or an export."),
+        typer.Option(help="Start from the model in this Hugging Face folder (model.start): a Llama, or an export."),
     ] = None,
     family: FamilyOption = None,
     size: SizeOption = None,
@@ -130,11 +136,9 @@ def pretrain(
     if until is not None and until < 1:
         raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
-        from raptr.train.console import say_start
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run
     folder = run or default_run(recipe, full.method["name"])
-    say_start(full, folder, console, fresh=fresh)
     with work_in(folder):
         result = run_pretraining(
             full, folder, fresh=fresh, until=until, console=console, verify=verify, export=True, report=True
@@ -167,7 +171,10 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer that is trained.")] = VOCABULARY,
     objective: Annotated[
-        str, typer.Option(metavar="|".join(SPECIALS), help="What a model is to learn from the text.")
+        str,
+        typer.Option(
+            metavar="|".join(SPECIALS), help="What a model learns: mlm for BERT, causal or ul2 for a decoder."
+        ),
     ] = "mlm",
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json, or its folder, not a new one.")
@@ -186,7 +193,7 @@ def prepare(
     """Turn text into a tokenizer and token shards that `raptr pretrain --data FOLDER` trains on.
 
     Several domains are mixed by their weights: --data wiki=PATH:17 --data web=PATH:57. A preparation that was
-    stopped goes on where it was when the same command is given again.
+    stopped continues when the same command is given again.
     """
     console = Console(stderr=True)
     with work_in(out), preparation_bar(console, out) as bar:
@@ -221,8 +228,12 @@ def prepare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    layers: Annotated[int | None, typer.Option(help="Export a smaller model of this many layers.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write. [default: RUN/export]")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Export only this many layers: the first, the last and others evenly between.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write. [default: RUN/export, with --layers RUN/export-N-layers]")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="The step of the checkpoint. [default: the newest]")] = None,
 ) -> None:
     """Write a run's model as a folder that `AutoModel` of transformers loads."""
@@ -238,10 +249,10 @@ app.command()(study)
 @app.command()
 def compare(
     file: Annotated[Path, typer.Argument(help="The comparison, in YAML; examples/compare.yaml is one.")],
-    out: Annotated[Path | None, typer.Option(help="Where runs and tables go; runs/NAME-OF-FILE if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where runs and tables go. [default: runs/NAME-OF-FILE]")] = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Go on from this record: its runs count as finished, and new ones are added to it."),
+        typer.Option(help="Continue from this record: its runs count as finished, and new ones are added to it."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     keep_models: Annotated[
@@ -256,8 +267,8 @@ def compare(
 
     The file names the shared settings, the seeds, the learning rates, the budget and the methods. Full training runs
     at its whole length and at a reduced one, fully decayed. Leaves compare.md, compare.json and compare.png; a
-    comparison that was stopped goes on where it was when the same command is given again. With --record it goes on
-    from that file alone, without the run folders.
+    comparison that was stopped continues when the same command is given again, with --record from that file alone,
+    without the run folders.
     """
     with importing():
         from raptr.comparison import compare as run_comparison
@@ -278,7 +289,7 @@ def compare(
             path = record if record is not None and kind == "json" else folder / f"compare.{kind}"
             console.print(f"{kind:<8}{escape(str(path))}", highlight=False)
     if done.stopped:
-        console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command goes on")
+        console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command continues")
         raise typer.Exit(3)
 
 

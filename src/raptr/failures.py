@@ -34,6 +34,16 @@ EXIT_CODES = (
     "continues), 4 another process failed or was lost, 70 unexpected error, 130 interrupted."
 )
 
+REMEDIES = {
+    errno.ENOSPC: "Free some space on the disk.",
+    errno.EDQUOT: "Free some space on the disk.",
+    errno.ENOENT: "Check the path.",
+    errno.EISDIR: "Name a file instead.",
+    errno.ENOTDIR: "Name a folder instead.",
+    errno.EEXIST: "Name a new folder.",
+    errno.EACCES: "Change its permissions, or name another.",
+}
+
 
 @contextmanager
 def reported() -> Iterator[None]:
@@ -109,8 +119,8 @@ def _notes(error: Exception) -> list[str]:
 def _file_problem(error: OSError) -> str:
     what = error.strerror or str(error) or type(error).__name__
     place = f"{error.filename}: {what}." if error.filename else f"A file could not be read or written: {what}."
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"{place} Free some space on the disk." if full else place.removesuffix(".")
+    remedy = REMEDIES.get(error.errno) if error.errno else None
+    return f"{place} {remedy}" if remedy else place.removesuffix(".")
 
 
 def _unforeseen(error: Exception) -> str:

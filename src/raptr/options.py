@@ -12,7 +12,9 @@ SCHEDULE_HELP = (
     "mlp=768-1536-3072; repeatable. [default: recommended]"
 )
 ScheduleOption = Annotated[list[str] | None, typer.Option(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)]
-LengthsOption = Annotated[str | None, typer.Option(help="Lengths of the stages: equal or proportional.")]
+LengthsOption = Annotated[
+    str | None, typer.Option(help="Lengths of the stages: equal, or proportional (to 1, 2, 3, …).")
+]
 AverageOption = Annotated[
     float | None,
     typer.Option(
@@ -20,7 +22,9 @@ AverageOption = Annotated[
         "fraction of the layers."
     ),
 ]
-FullStartOption = Annotated[int | None, typer.Option(help="Train the full model for this many steps first.")]
+FullStartOption = Annotated[
+    int | None, typer.Option(help="Train the full model for this many steps first, taken from the last stage.")
+]
 MethodOption = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from raptr.failures import importing
-from raptr.methods.axes import narrows
 from raptr.models.registry import planned_size
 from raptr.options import (
     SCHEDULE_HELP,
@@ -20,6 +19,7 @@ from raptr.options import (
     SizeOption,
     TargetOption,
 )
+from raptr.strict_yaml import parse_setting
 
 if TYPE_CHECKING:
     from raptr.train.config import Config
@@ -46,21 +46,24 @@ def plan(
 ) -> None:
     """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
 
-    The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m.
+    The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m. With
+    --set model.start=FOLDER it is the one in the folder.
     """
+    named = {"model.family": family, **dict(parse_setting(entry) for entry in settings or [])}
+    if size is None and named.get("model.start") is None:
+        size = planned_size(named["model.family"])
     given = {
         "method.schedule": schedule,
         "method.lengths": lengths,
         "method.average": average,
         "method.full_start": full_start,
         "model.family": family,
-        "model.size": size or planned_size(family),
+        "model.size": size,
         "model.layers": layers,
         "train.steps": steps,
         "train.batch": batch,
         "data.length": length,
         "data.vocabulary": 30_000,
-        "optimizer.idle": "zero" if narrows([*(schedule or []), *(settings or [])]) else None,
     }
     show(settled(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
 

@@ -279,7 +279,7 @@ def test_the_command(
         assert call(patch, "compare", "small.yaml") == 3
     said = capsys.readouterr()
     assert "run 3 of 4: raptr, peak 0.01, seed 5" in said.err
-    assert "stopped with 2 of 4 runs finished; the same command goes on" in said.err
+    assert "stopped with 2 of 4 runs finished; the same command" in said.err
     assert "PARTIAL: 2 of 4 runs" in said.out
     assert call(monkeypatch, "compare", "small.yaml") == 0
     said = capsys.readouterr()

@@ -124,11 +124,21 @@ def test_runs_come_seed_by_seed_over_all_entries_and_learning_rates() -> None:
     for run in runs:
         assert run.config.train.seed == run.seed
         assert run.config.optimizer.peak == run.peak
-        assert run.config.optimizer.idle == ("zero" if run.entry.label == "zeros" else "skip")
+        policy = run.config.mapping()["optimizer"]["idle"]
+        assert policy == ("zero" if run.entry.label == "zeros" else "skip")
         assert run.config.train.keep == 1
     names = [run.name for run in runs]
     assert names[2] == "full-reduced-peak0.1-seed3"
     assert len(set(names)) == len(names)
+
+
+def test_each_entry_has_the_idle_policy_that_its_method_needs() -> None:
+    entries: dict[str, dict[str, Any]] = {"depth": {"name": "raptr"}, "mlp": {"name": "raptr", "parts": "1-2-4"}}
+    found = {entry.label: entry.config.mapping() for entry in read_comparison(given(entries=entries)).entries}
+    assert {label: found[label]["optimizer"]["idle"] for label in entries} == {"depth": "skip", "mlp": "zero"}
+    entries["mlp"] |= {"optimizer": {"idle": "zero"}}  # what every entry with heads or parts once had to say
+    explicit = {entry.label: entry.config.mapping() for entry in read_comparison(given(entries=entries)).entries}
+    assert explicit == found
 
 
 def test_settings_start_from_a_recipe_and_the_method_does_not() -> None:

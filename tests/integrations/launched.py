@@ -1,4 +1,4 @@
-"""Run by two processes: trainings with the callbacks under DDP and FSDP2; the first one writes what came out.
+"""Run by two processes: trainings with both callbacks under DDP and FSDP2; the first one writes what came out.
 
 python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launched FOLDER
 """
@@ -6,12 +6,17 @@ python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launche
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate.utils.dataclasses import DistributedType, FullyShardedDataParallelPlugin
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -44,10 +49,15 @@ def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **sett
         if sharded:
             state.distributed_type = DistributedType.MULTI_CPU
             state.fsdp_plugin = None
-    total = sum((w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in weights(run).values())
+    total = total_of(weights(run))
     totals: list[Any] = [None, None]
     dist.all_gather_object(totals, total)
     return {"losses": losses(run), "totals": totals, "wrapped": type(run.model_wrapped).__name__}
+
+
+def total_of(state: Mapping[str, Tensor]) -> float:
+    """The sum over all weights."""
+    return sum((w.full_tensor() if isinstance(w, DTensor) else w).double().sum().item() for w in state.values())
 
 
 def resumed(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -61,18 +71,45 @@ def resumed(folder: Path, **settings: Any) -> dict[str, Any]:
     return {"undisturbed": undisturbed, "resumed": outcome(folder, sharded=True, resume=True, **saving)}
 
 
-def lightning_outcome(folder: Path) -> dict[str, Any]:
+class Sharded(test_lightning.Module):
+    """Shards its blocks as users of `ModelParallelStrategy` do."""
+
+    def configure_model(self) -> None:
+        if isinstance(self.model, FSDPModule):
+            return
+        assert self.device_mesh is not None
+        mesh = self.device_mesh["data_parallel"]
+        for block in self.model.model.layers:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+
+def lightning_outcome(
+    folder: Path, *callbacks: Callback, sharded: bool = False, checkpoint: Path | None = None, **method: Any
+) -> dict[str, Any]:
     """The same for Lightning; a loss is the mean over the processes."""
-    module = test_lightning.Module()
-    settings: dict[str, Any] = {"devices": 2, "strategy": "ddp_find_unused_parameters_true", "gradient_clip_val": None}
-    run = test_lightning.trainer(folder, test_lightning.raptr(), use_distributed_sampler=False, **settings)
+    module = Sharded() if sharded else test_lightning.Module()
+    strategy = ModelParallelStrategy(2, 1) if sharded else "ddp_find_unused_parameters_true"
+    settings: dict[str, Any] = {"devices": 2, "strategy": strategy, "use_distributed_sampler": False}
+    settings["enable_checkpointing"] = bool(callbacks)
+    run = test_lightning.trainer(folder, test_lightning.raptr(**method), *callbacks, **settings)
     sampler: DistributedSampler[Any] = DistributedSampler(Rows(), 2, dist.get_rank(), shuffle=False)
-    run.fit(module, DataLoader(Rows(), batch_size=4, sampler=sampler))
-    total = sum(weight.double().sum().item() for weight in module.state_dict().values())
+    run.fit(module, DataLoader(Rows(), batch_size=4, sampler=sampler), ckpt_path=checkpoint)
+    total = total_of(module.state_dict())
     each: list[Any] = [None, None]
     dist.all_gather_object(each, (module.losses, total))
+    wrapped = type(module.model).__name__ if sharded else module.wrapped
     means = [(one + two) / 2 for one, two in zip(each[0][0], each[1][0], strict=True)]
-    return {"losses": means, "totals": [total for _, total in each], "wrapped": module.wrapped}
+    return {"losses": means, "totals": [total for _, total in each], "wrapped": wrapped}
+
+
+def lightning_resumed(folder: Path, **method: Any) -> dict[str, Any]:
+    """A sharded run of Lightning, and its second half resumed from a checkpoint."""
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
+    undisturbed = lightning_outcome(folder, saving, sharded=True, **method)
+    resumed = lightning_outcome(folder, sharded=True, checkpoint=folder / "step=5.ckpt", **method)
+    resumed["losses"] = undisturbed["losses"][:5] + resumed["losses"]
+    return {"undisturbed": undisturbed, "resumed": resumed}
 
 
 def refusal(folder: Path, **settings: Any) -> str:
@@ -98,6 +135,11 @@ def main(folder: Path) -> None:
         "fsdp, resumed, zero": resumed(folder / "resumed-zero", idle="zero"),
         "fsdp, resumed, skip": resumed(folder / "resumed-skip", schedule="5-5-5-6"),
         "lightning": lightning_outcome(folder / "lightning"),
+        "lightning, narrow": lightning_outcome(folder / "lightning-narrow", **NARROW),
+        "lightning, fsdp": lightning_outcome(folder / "lightning-fsdp", sharded=True),
+        "lightning, fsdp, narrow": lightning_outcome(folder / "lightning-fsdp-narrow", sharded=True, **NARROW),
+        "lightning, resumed, zero": lightning_resumed(folder / "lightning-zero", idle="zero"),
+        "lightning, resumed, skip": lightning_resumed(folder / "lightning-skip", schedule="5-5-5-6"),
         "refused": refusal(folder / "refused", gradient_checkpointing=True),
         "refused, static": refusal(folder / "static", ddp_static_graph=True),
     }

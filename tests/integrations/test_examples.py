@@ -1,4 +1,4 @@
-"""The examples run as they stand, and the page shows them as they are."""
+"""The examples run as they stand, and the page shows lines of them."""
 
 import re
 import runpy
@@ -27,9 +27,16 @@ def test_an_example_learns(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_page_shows_the_example(name: str) -> None:
+def test_the_page_shows_lines_of_the_example_and_all_that_are_raptrs(name: str) -> None:
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    assert f"```python\n{source}```" in PAGE
+    shown = re.search(rf"\(\.\./examples/{name}\.py\).*?```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert shown is not None
+    lines = [line.strip() for line in shown[1].splitlines() if line.strip() != "..."]
+    rest = iter([line.strip() for line in source.splitlines()])
+    assert [line for line in lines if line not in rest] == []  # each one after the one before it
+    assert [line.strip() for line in source.splitlines() if "# raptr" in line] == [
+        line for line in lines if "# raptr" in line
+    ]
 
 
 def test_a_callback_is_three_lines() -> None:

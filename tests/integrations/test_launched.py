@@ -1,7 +1,9 @@
-"""Two processes, launched by torchrun, train what one does: DDP and FSDP2 under the `Trainer`, DDP under Lightning."""
+"""Two processes, launched by torchrun, train what one does: DDP and FSDP2, under the `Trainer` and Lightning."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.integrations import test_lightning
-from tests.integrations.launched import NARROW
+from tests.integrations.launched import NARROW, Sharded
 from tests.integrations.test_transformers import losses, raptr, trainer
 from tests.integrations.tiny import STEPS, Rows
 
@@ -45,12 +47,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         run = trainer(tmp_path_factory.mktemp(way), raptr(**settings), per_device_train_batch_size=8)
         run.train()
         result[way] = losses(run)
-    module = test_lightning.Module()
-    rows = DataLoader(Rows(), batch_size=8)
-    test_lightning.trainer(tmp_path_factory.mktemp("one"), test_lightning.raptr(), gradient_clip_val=None).fit(
-        module, rows
-    )
-    result["lightning"] = module.losses
+        module = test_lightning.Module()
+        lightning = test_lightning.trainer(tmp_path_factory.mktemp(way), test_lightning.raptr(**settings))
+        lightning.fit(module, DataLoader(Rows(), batch_size=8))
+        result[f"lightning, {way}"] = module.losses
     return result
 
 
@@ -64,7 +64,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
         ("ddp, narrow", "narrow", "DistributedDataParallel"),
         ("fsdp, narrow", "narrow", "FSDPLlamaForCausalLM"),
-        ("lightning", "lightning", "DistributedDataParallel"),
+        ("lightning", "lightning, skip", "DistributedDataParallel"),
+        ("lightning, narrow", "lightning, narrow", "DistributedDataParallel"),
+        ("lightning, fsdp", "lightning, skip", "FSDPLlamaForCausalLM"),
+        ("lightning, fsdp, narrow", "lightning, narrow", "FSDPLlamaForCausalLM"),
     ],
 )
 def test_two_processes_train_what_one_does(
@@ -77,14 +80,25 @@ def test_two_processes_train_what_one_does(
 
 
 @pytest.mark.parametrize("policy", ["zero", "skip"])  # with skip: by the checkpoint every layer has run once
-def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], policy: str) -> None:
-    runs = found[f"fsdp, resumed, {policy}"]
+@pytest.mark.parametrize("way", ["fsdp", "lightning"])
+def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], way: str, policy: str) -> None:
+    runs = found[f"{way}, resumed, {policy}"]
     assert len(runs["resumed"]["losses"]) == STEPS
     assert runs["resumed"] == runs["undisturbed"]
 
 
+def test_the_page_shards_as_the_test_does() -> None:
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\ndef configure_model.*?\n(.*?)```", page, flags=re.DOTALL)
+    assert shown is not None
+    shards = inspect.getsource(Sharded.configure_model)
+    for line in shown[1].splitlines():
+        assert line.partition("  #")[0].strip() in shards
+
+
 def test_the_policies_differ(alone: dict[str, list[float]]) -> None:
-    assert alone["skip"] != pytest.approx(alone["zero"], rel=1e-5)
+    for one, two in (("skip", "zero"), ("lightning, skip", "lightning, zero")):
+        assert alone[one] != pytest.approx(alone[two], rel=1e-5)
 
 
 def test_ddp_that_waits_for_idle_layers_is_refused(found: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from raptr.integrations.steps import Steps, scaled_until
 from raptr.methods import METHODS, make_method
 from raptr.models.attach import running
 from raptr.subnetworks import Shape
+from raptr.train.idle import Policy
 from tests.integrations.tiny import llama, whole
 
 TOKENS = torch.arange(32).reshape(2, 16) % 20
@@ -317,6 +318,72 @@ def test_methods_that_grow_are_refused_and_others_run(name: str) -> None:
 )
 def test_the_step_from_which_the_whole_model_is_judged(name: str, settings: dict[str, Any], until: int | None) -> None:
     assert scaled_until(make_method(name, shape=Shape(layers=6), steps=8, **settings)) == until
+
+
+def scaled_loop(
+    policy: Policy, steps: range, start: dict[str, Any] | None = None, *, overflow: bool = True
+) -> tuple[dict[str, Any], list[float]]:
+    """Steps with a gradient scaler; in step 2 a gradient overflows, or the optimizer is not called at all."""
+    model = llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    scaler, part = torch.amp.GradScaler("cpu", init_scale=1024.0), steps_of(model)
+    if start is not None:
+        start = copy.deepcopy(start)
+        model.load_state_dict(start["model"])
+        optimizer.load_state_dict(start["optimizer"])
+        scaler.load_state_dict(start["scaler"])
+        part.resume(start["steps"])
+    losses = []
+    for step in steps:
+        part.begin(step)
+        loss = model(**BATCH).loss
+        scaler.scale(loss).backward()
+        part.end()
+        if step == 2 and overflow:
+            assert model.lm_head.weight.grad is not None
+            model.lm_head.weight.grad[0, 0] = torch.inf
+        if step % 2:  # with and without gradients that are unscaled before the policy is applied
+            scaler.unscale_(optimizer)
+        idle(optimizer, policy)
+        if step != 2 or overflow:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": part.state()}
+    return {**state, "scaler": scaler.state_dict()}, losses
+
+
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_step_that_the_scaler_skips_changes_nothing_but_is_counted(policy: Policy) -> None:
+    state, losses = scaled_loop(policy, range(8))
+    assert state["scaler"]["scale"] == 512  # halved once
+    assert state["steps"]["steps_run"] == 8
+    without, same = scaled_loop(policy, range(8), overflow=False)
+    assert losses[:3] == same[:3]
+    assert losses == pytest.approx(same, rel=1e-5)
+    names = [name for name, _ in llama().named_parameters()]
+    for number, moments in without["optimizer"]["state"].items():
+        assert state["optimizer"]["state"][number]["step"] == moments["step"], names[number]
+    for stop in (2, 3, 5):  # before the step that is skipped, right after it, and later
+        half, first = scaled_loop(policy, range(stop))
+        resumed, second = scaled_loop(policy, range(stop, 8), half)
+        assert first + second == losses
+        assert resumed["steps"] == state["steps"]
+        assert all(torch.equal(resumed["model"][name], state["model"][name]) for name in state["model"])
+
+
+def test_a_loop_that_repeats_a_skipped_step_runs_the_same_layers() -> None:
+    model = llama()
+    steps, ran = steps_of(model), []
+    for step in (0, 1, 1, 2):
+        steps.begin(step)
+        model(**BATCH).loss.backward()
+        steps.end()
+        ran.append(tuple(i for i, block in enumerate(model.model.layers) if next(block.parameters()).grad is not None))
+        model.zero_grad()
+    assert ran == [steps.method.subnetwork(step).kept for step in (0, 1, 1, 2)]
+    assert steps.flops == pytest.approx(sum(map(len, ran)) / 24)
 
 
 def test_going_on_with_another_method_is_refused() -> None:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from raptr.integrations.transformers import SubnetworkCallback
@@ -178,11 +179,11 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_heads_and_parts_train_recomputed_and_resumed(tmp_path: Path) -> None:
-    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4", "idle": "zero"}
+    widths = {"heads": "1-1-2-2", "parts": "1-2-3-4"}
     settings = {"save_strategy": "steps", "save_steps": 3, "bf16": True}
     plain = trainer(tmp_path / "one", raptr(**widths), **settings)
     plain.train()
-    saving = trainer(tmp_path / "two", raptr(**widths), gradient_checkpointing=True, **settings)
+    saving = trainer(tmp_path / "two", raptr(**widths, idle="zero"), gradient_checkpointing=True, **settings)
     saving.train()
     shutil.copytree(tmp_path / "one" / "checkpoint-3", tmp_path / "three" / "checkpoint-3")
     resumed = trainer(tmp_path / "three", raptr(**widths), **settings)
@@ -212,7 +213,7 @@ def test_the_page_shows_a_callback_with_heads_and_parts(tmp_path: Path) -> None:
 def test_idle_heads_and_parts_are_not_skipped(tmp_path: Path) -> None:
     for axis, sizes in {"heads": "1-1-2-2", "parts": "1-2-3-4"}.items():
         with pytest.raises(ValueError, match=f"idle is 'skip'.*{axis}.*'zero'"):
-            trainer(tmp_path, raptr(**{axis: sizes})).train()
+            trainer(tmp_path, raptr(**{axis: sizes}, idle="skip")).train()
 
 
 def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
@@ -362,22 +363,49 @@ def test_mixed_precision_runs(tmp_path: Path) -> None:
 class Overflow(hf.TrainerCallback):
     """Makes a gradient overflow in one step."""
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if state.global_step == 3:
-            model.lm_head.weight.grad.fill_(torch.inf)
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        factor = torch.inf if state.global_step == 3 else 1.0
+        self.hook = model.lm_head.weight.register_hook(lambda gradient: gradient * factor)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.hook.remove()
 
 
-def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path) -> None:
+def with_scaler(path: Path, *callbacks: Any, **settings: Any) -> hf.Trainer:
+    """As the Trainer is with fp16=True, which it does not allow on a CPU."""
+    run = trainer(path, *callbacks, save_strategy="steps", save_steps=1, **settings)
+    run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return run
+
+
+# With clipping, gradients are unscaled and looked at before idle parameters get theirs; without it, afterwards.
+@pytest.mark.parametrize(("norm", "optim"), [(0.0, "adamw_torch"), (1.0, "adamw_torch"), (1.0, "adamw_torch_fused")])
+@pytest.mark.parametrize("policy", ["skip", "zero"])
+def test_a_step_that_the_grad_scaler_skips_is_a_step(tmp_path: Path, policy: str, norm: float, optim: str) -> None:
     model = llama()
-    watch, callback = Watch(model), raptr(idle="zero")
-    run = trainer(tmp_path, watch, callback, Overflow(), model=model, max_grad_norm=0)
-    run.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    settings = {"max_grad_norm": norm, "optim": optim}
+    watch, callback = Watch(model), raptr(idle=policy)
+    run = with_scaler(tmp_path / "one", watch, callback, Overflow(), model=model, **settings)
     run.train()
+    scaler = run.accelerator.scaler
+    assert scaler is not None
     assert scaler.get_scale() == 512  # halved once
     assert [ran for _, ran in watch.ran] == subnetworks()
     assert callback.steps is not None
     assert callback.steps.steps_run == STEPS
     assert losses(run)[-1] < losses(run)[0]
+    saved = [load_file(tmp_path / "one" / f"checkpoint-{step}" / "model.safetensors") for step in (3, 4, 5)]
+    assert equal(saved[0], saved[1])
+    assert not equal(saved[1], saved[2])
+    for step in (3, 4):  # before and right after the step that is skipped
+        shutil.copytree(tmp_path / "one" / f"checkpoint-{step}", tmp_path / str(step) / f"checkpoint-{step}")
+        callback = raptr(idle=policy)
+        resumed = with_scaler(tmp_path / str(step), callback, Overflow(), **settings)
+        resumed.train(resume_from_checkpoint=True)
+        assert losses(resumed) == losses(run)
+        assert equal(weights(resumed), weights(run))
+        assert callback.steps is not None
+        assert callback.steps.steps_run == STEPS
 
 
 def test_compiled_as_a_whole_is_refused_and_block_by_block_offered(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ GROUPED = {"family": "decoder", "size": "tiny", "heads": 8, "kv_heads": 4, "head
 
 
 def config(model: dict[str, Any], **method: Any) -> Config:
-    sections = {"model": model, "method": {"name": "raptr", **method}, "optimizer": {"idle": "zero", "warmup": 1}}
+    sections = {"model": model, "method": {"name": "raptr", **method}, "optimizer": {"warmup": 1}}
     return Config.read({**sections, "train": {"steps": 120}, "data": {"length": 16}})
 
 
@@ -83,6 +83,27 @@ def test_options_replace_the_recipes_schedule_on_every_axis() -> None:
     assert resolve("bert-base", None, None, given, []).mapping()["method"]["schedule"] == "4-8-12"
     stacked = resolve("demo", None, "stacking", {"method.schedule": ["2-6"]}, [])
     assert stacked.method["schedule"] == "2-6"
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [
+        ({}, "skip"),
+        ({"schedule": "6-9-12"}, "skip"),
+        ({"parts": "1-2-4"}, "zero"),
+        ({"schedule": "6-9-12", "heads": "6-9-12"}, "zero"),
+        ({"name": "msg", "heads": "6-9-12", "parts": "1-2-4"}, "skip"),  # it grows: all that there is runs
+        ({"name": "full"}, "skip"),
+    ],
+)
+def test_idle_parameters_get_what_the_method_needs_unless_a_policy_is_given(
+    method: dict[str, Any], policy: str
+) -> None:
+    saved = config({"size": "base"}, **method).mapping()
+    assert saved["optimizer"]["idle"] == policy
+    assert Config.read(saved).mapping() == saved
+    saved["optimizer"]["idle"] = "zero"
+    assert Config.read(saved).mapping() == saved
 
 
 def test_all_axes_have_the_same_stages() -> None:

@@ -1,6 +1,6 @@
 """Attached models of many families: tiny ones, as the sweep in benchmarks/families.py builds and compares them."""
 
-import importlib.util
+import importlib
 import json
 import re
 import sys
@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks import families as sweep
 from raptr.methods import make_method
@@ -104,6 +105,98 @@ def test_families_without_a_list_of_residual_layers_are_refused(family: str, rea
     line = sweep.line(family, CLASSES[family])
     assert line["result"] == "refused"
     assert re.search(reason, line["reason"])
+
+
+@pytest.mark.parametrize("blocks", ["transformer.attentions", "transformer.ffns", ["transformer.ffns"]])
+def test_a_list_of_parts_of_layers_is_refused(blocks: Any) -> None:
+    model, given = sweep.build("xlm", CLASSES["xlm"])
+    for scales in ((1.0, 0.0, 1.0, 1.0), (0.0, 0.0, 0.0, 1.0), (1.0, 1.0, 0.5, 1.0)):
+        with (
+            pytest.raises(ValueError, match=r"'transformer\.(attentions|ffns)'.*parts of layers.*blocks="),
+            running(attach(model, blocks), Subnetwork(scales)),
+        ):
+            model(**given)
+
+
+class Twins(nn.Module):
+    """Layers with a list beside them that is as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.heads = nn.ModuleList([nn.Linear(4, 2) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = []
+        for block, head in zip(self.blocks, self.heads, strict=True):
+            x = checkpoint(block, x, use_reentrant=True)
+            scores.append(head(x))
+        return torch.stack(scores)
+
+
+def test_layers_with_another_list_beside_them_run() -> None:
+    model, x = Twins(), torch.randn(2, 4, requires_grad=True)
+    with running(attach(model, "blocks"), Subnetwork((1.0, 0.0, 0.5))):
+        scores = model(x)
+    y = model.blocks[0](x)
+    assert torch.equal(scores[1], model.heads[1](y))
+    assert torch.allclose(scores[2], model.heads[2](y + 0.5 * (model.blocks[2](y) - y)))
+
+
+def gemma(cls: str, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Six layers, of which the last two read keys and values that layers 3 and 4 store."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60, "sliding_window": 8}
+    sizes |= {"vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * 3, "use_cache": False}
+    torch.manual_seed(0)
+    model = getattr(hf, f"{cls}ForCausalLM")(getattr(hf, f"{cls}TextConfig")(**sizes | settings)).train()
+    tokens = torch.randint(5, 50, (2, 12))
+    return model, {"input_ids": tokens, "labels": tokens}
+
+
+GEMMAS: dict[str, dict[str, Any]] = {
+    "Gemma4": {"global_head_dim": 16},
+    "Gemma3n": {"activation_sparsity_pattern": None, "laurel_rank": 4},
+}
+
+
+@pytest.mark.parametrize("cls", GEMMAS)
+@pytest.mark.parametrize(("kept", "needed", "reader"), [((0, 1, 4, 5), 3, 5), ((0, 2, 5), 4, 6), ((5,), 4, 6)])
+def test_a_layer_that_stores_keys_for_others_is_not_bypassed(
+    cls: str, kept: tuple[int, ...], needed: int, reader: int
+) -> None:
+    model, batch = gemma(cls, **GEMMAS[cls])
+    with (
+        pytest.raises(ValueError, match=rf"layer {needed} .*layer {reader} .*'model\.layers'.*3, 4 .*fixed"),
+        running(attach(model), Subnetwork(tuple(float(layer in kept) for layer in range(6)))),
+    ):
+        model(**batch)
+
+
+@pytest.mark.parametrize("cls", GEMMAS)
+def test_layers_that_read_what_others_store_train(cls: str) -> None:
+    model, batch = gemma(cls, **GEMMAS[cls])
+    routed = attach(model)
+    method = make_method("raptr", shape=Shape(layers=6), steps=8, schedule="4-5-6", fixed=(3, 4))
+    for step in range(8):
+        model.zero_grad()
+        with running(routed, method.subnetwork(step)):
+            model(**batch).loss.backward()
+        ran = [layer for layer, block in enumerate(routed.blocks) if next(block.parameters()).grad is not None]
+        assert tuple(ran) == method.subnetwork(step).kept
+    with pytest.raises(KeyError, match="mine"), running(routed, method.subnetwork(0)):
+        raise KeyError("mine")
+
+
+def test_a_probe_stores_nothing() -> None:
+    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    model, batch = gemma("Gemma4", num_hidden_layers=4, layer_types=types)
+    with (  # layer 1 is probed, to learn what layers return
+        pytest.raises(ValueError, match=r"layer 1 .*layer 4 .*1, 2 .*fixed"),
+        running(attach(model), Subnetwork((0.0, 1.0, 1.0, 1.0))),
+    ):
+        model(**batch)
 
 
 @contextmanager
@@ -240,18 +333,9 @@ class ViT(nn.Module):
         return logits
 
 
-def vision_models() -> Iterator[nn.Module]:
-    yield ViT()
-    if importlib.util.find_spec("timm") is not None:
-        timm = importlib.import_module("timm")
-        yield timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=4, num_heads=4)
-
-
 def test_blocks_in_a_sequence_run_as_those_in_a_list() -> None:
-    for model in vision_models():
-        assert attach(model).path == "blocks"
-        line = sweep.check(model, {"image" if isinstance(model, ViT) else "x": torch.randn(2, 3, 32, 32)})
-        assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False}
+    line = sweep.check(ViT(), {"image": torch.randn(2, 3, 32, 32)})
+    assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False}
 
 
 def test_sequences_of_unlike_modules_are_no_blocks() -> None:

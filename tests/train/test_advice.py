@@ -10,16 +10,15 @@ import pytest
 import yaml
 from rich.console import Console
 
+from raptr.comparison import compare
 from raptr.data import TokenStore
 from raptr.methods import METHODS
 from raptr.train import advice
 from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings
 from raptr.train.config import Config
-from raptr.train.console import say_start
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
 from tests.commands import call
-from tests.train.legs import QUIET
 
 PLACE = Place("bert", "mlm", "bert", layers=12, width=256, tokens_per_weight=20.0)
 DOUBLING = {"name": "progressive-stacking", "schedule": "3-6-12"}
@@ -207,20 +206,34 @@ def test_a_run_holds_the_choice_and_keeps_it(
 ) -> None:
     auto, run = config(store, {"name": "auto"}), tmp_path / "run"
     monkeypatch.setattr(advice, "table", lambda: (row(DOUBLING, -0.05),))
-    pretrain(auto, run, until=3, console=QUIET)
+    spoken = StringIO()
+    pretrain(auto, run, until=3, console=Console(file=spoken, width=400))
+    assert "auto chose progressive-stacking 1-2-4" in spoken.getvalue()
     begun = yaml.safe_load((run / "config.yaml").read_text())["method"]
     assert (begun["name"], begun["schedule"]) == ("progressive-stacking", "1-2-4")
     monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, -0.05),))  # a later version knows something better
     spoken = StringIO()
-    say_start(auto, run, Console(file=spoken), fresh=False)
-    assert "progressive-stacking 1-2-4" in spoken.getvalue()
-    say_start(auto, run, Console(file=spoken), fresh=True)
-    assert "chose stacking 2-3-3-4" in spoken.getvalue()
-    assert pretrain(auto, run, console=QUIET).step == 6
+    assert pretrain(auto, run, console=Console(file=spoken, width=400)).step == 6
+    assert "began with progressive-stacking 1-2-4" in spoken.getvalue()
     assert RunFolder(run).read().method["schedule"] == "1-2-4"
     assert yaml.safe_load((run / "config.yaml").read_text())["method"] == begun
-    pretrain(auto, run, console=QUIET, fresh=True)
+    pretrain(auto, run, console=Console(file=spoken, width=400), fresh=True)
+    assert "chose stacking 2-3-3-4" in spoken.getvalue()
     assert RunFolder(run).read().method["name"] == "stacking"
+
+
+def test_a_comparison_names_its_methods_and_gets_no_advice(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoken, full = {"pretrain": StringIO(), "compare": StringIO()}, config(store, {"name": "full"})
+    here = advice.place_of(full, full.model.build(full.data.vocabulary, full.data.length))
+    monkeypatch.setattr(advice, "table", lambda: (row(DOUBLING, -0.05, place=here),))
+    pretrain(full, tmp_path / "run", console=Console(file=spoken["pretrain"], width=400))
+    settings = {key: value for key, value in full.mapping().items() if key not in ("method", "objective")}
+    settings["train"] = {key: value for key, value in settings["train"].items() if key != "seed"}
+    asked = {"settings": settings, "entries": {"full": {"name": "full"}}}
+    compare(asked, tmp_path / "compared", console=Console(file=spoken["compare"], width=400))
+    assert {kind: "Note: " in text.getvalue() for kind, text in spoken.items()} == {"pretrain": True, "compare": False}
 
 
 def test_auto_needs_no_settings_and_a_new_model(store: TokenStore) -> None:

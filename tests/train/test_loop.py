@@ -176,6 +176,18 @@ def test_a_run_from_before_a_setting_existed_goes_on(store: TokenStore, tmp_path
     assert leg(config(), tmp_path / "run", store)[0].step == STEPS
 
 
+def test_a_run_that_names_no_idle_policy_records_the_one_it_had(store: TokenStore, tmp_path: Path) -> None:
+    method = {"name": "raptr", "parts": "1-2-4"}
+    explicit, unset = config(method, optimizer={"idle": "zero"}), config(method)
+    _, weights = leg(explicit, tmp_path / "explicit", store)
+    leg(unset, tmp_path / "unset", store, until=4)
+    assert "  idle: zero\n" in (tmp_path / "unset" / "config.yaml").read_text()
+    _, resumed = leg(explicit, tmp_path / "unset", store)
+    assert differing(weights, resumed) == []
+    leg(explicit, tmp_path / "older", store, until=4)
+    assert differing(weights, leg(unset, tmp_path / "older", store)[1]) == []
+
+
 def test_initial_weights_belong_to_the_run(store: TokenStore, tmp_path: Path) -> None:
     chosen = config(model={"init": "fan-in"})
     leg(chosen, tmp_path / "run", store, until=4)

@@ -16,6 +16,7 @@ from raptr.train.flops import Flops
 from raptr.train.loop import Trainer
 from raptr.train.progress import TrainingBar, duration
 from raptr.train.run import RunFolder
+from tests.train.legs import records
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -49,11 +50,12 @@ def bar(output: io.StringIO, *, terminal: bool = False, width: int = 80, device:
     )
 
 
-def train(store: TokenStore, run: Path, console: Console) -> None:
+def train(store: TokenStore, run: Path, console: Console, **method: str) -> None:
     settings = {"steps": 8, "batch": 4, "eval_samples": 8, "eval_every": 1, "log_every": 1, "device": "cpu"}
     chosen = Config.read(
         {
             "train": settings,
+            "method": {"name": "raptr", **method},
             "model": {"width": 16, "heads": 4, "head_size": 4, "mlp": 16},
             "data": {"length": 24, "vocabulary": 600},
         }
@@ -79,6 +81,37 @@ def test_every_reduced_axis_is_shown() -> None:
     assert progress.running({"size": 6, "heads": 9, "parts": 2}, shape) == (
         "6 of 12 layers, 9 of 12 heads, 2 of 4 MLP parts"
     )
+
+
+@pytest.mark.parametrize("name", ["raptr", "msg"])
+def test_lines_and_records_name_what_runs_on_each_reduced_axis(name: str, store: TokenStore, tmp_path: Path) -> None:
+    output, sizes = io.StringIO(), {"schedule": "3-4-6-6", "heads": "1-2-2-4", "parts": "1-2-4-4"}
+    train(store, tmp_path / "run", Console(file=output, force_terminal=False, width=80), name=name, **sizes)
+    shown = [", ".join(line.split(", ")[1:-3]) for line in output.getvalue().splitlines() if "done" in line]
+    assert shown == [
+        "stage 1 of 4 done, 3 of 6 layers, 1 of 4 heads, 1 of 4 MLP parts",
+        "stage 2 of 4 done, 4 of 6 layers, 2 of 4 heads, 2 of 4 MLP parts",
+        "stage 3 of 4 done, 6 of 6 layers, 2 of 4 heads",
+        "stage 4 of 4 done, 6 of 6 layers",
+    ]
+    ran = [record for record in records(tmp_path / "run") if record["kind"] == "train"]
+    assert [(record.get("heads"), record.get("parts")) for record in ran[1::2]] == [
+        (1, 1),
+        (2, 2),
+        (2, None),
+        (None, None),
+    ]
+
+
+def test_several_axes_are_written_shorter_before_they_are_left_out(clock: Clock) -> None:
+    with bar(io.StringIO(), terminal=True) as shown:
+        for step in (1, 3):
+            clock.now += 2
+            shown.advance(step, stage=1, counts={"size": 6, "heads": 9, "parts": 2}, spent=step)
+        shown.measured(3, loss=10.123, rate=1234.5, spent=3)
+        assert "6 of 12 layers, 9 of 12 heads, 2 of 4 MLP parts" in shown.text(120)
+        assert "6/12 layers, 9/12 heads, 2/4 MLP parts" in shown.text(90)
+        assert "layers" not in shown.text(60)
 
 
 def test_in_a_terminal_lines_are_for_stages_and_the_bar_for_steps(store: TokenStore, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs that start from a folder of transformers: the weights are the folder's, and what does not fit is refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,9 @@ from raptr.comparison import compare, read_comparison
 from raptr.data import TokenStore, open_store
 from raptr.data.prepare import Document, prepare
 from raptr.objectives.specials import CAUSAL
+from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config, merged
+from raptr.train.flops import flops
 from raptr.train.loop import Trainer, pretrain
 from raptr.train.resolve import resolve
 from raptr.train.run import RunFolder
@@ -428,6 +431,21 @@ def test_the_path_may_change_between_starts_and_the_weights_may_not(text: TokenS
     retold(model__norm__weight=torch.full((24,), 2.0))(moved)
     with pytest.raises(ValueError, match=r"model.start_sha256: was"):
         pretrain(Config.read(settings(moved, text)), tmp_path / "run", console=QUIET)
+
+
+def test_a_plan_counts_the_model_in_the_folder(
+    text: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = llama(text, tmp_path / "llama")
+    asked = ["plan", "2-3", "--batch", "2", "--length", str(LENGTH), "--steps", "10", "--json"]
+    assert call(monkeypatch, *asked, "--set", f"model.start={start}") == 0
+    planned = json.loads(capsys.readouterr().out)
+    config = Config.read(settings(start, text))
+    dimensions = config.model.build(text.vocabulary.size, LENGTH)
+    step = flops(dimensions, Subnetwork.full(3), sequences=2, length=LENGTH, targets=config.targets)
+    assert (planned["layers"], planned["full_flops"]) == (3, 10 * step.total)
+    assert call(monkeypatch, *asked, "--set", f"model.start={start}", "--size", "100m") == 2
+    assert re.search(r"model\.size is '100m'.*llama", capsys.readouterr().err)
 
 
 def test_a_start_replaces_the_dimensions_that_were_given_before(text: TokenStore, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_schedules_meet_the_target_and_cost_what_is_said(target: float) -> None:
     for found in met:
         named = {"depth": "schedule", "heads": "heads", "mlp": "parts"}
         method = {"name": "raptr", **{named[axis]: sizes for axis, sizes in found.sizes.items()}}
-        sections = {"model": {"size": "base"}, "optimizer": {"idle": "zero"}, "train": {"steps": 3000, "batch": 8}}
+        sections = {"model": {"size": "base"}, "train": {"steps": 3000, "batch": 8}}
         planned = plan_run(Config.read({**sections, "method": {**method, "lengths": found.lengths}}))
         assert found.model_flops == planned.relative_model <= target
         assert found.layers_flops == planned.relative_layers
@@ -49,6 +49,13 @@ def test_heads_alone_save_too_little_and_the_table_says_so() -> None:
     assert "heads (0.797)" in caption
 
 
+@pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"idle": "skip"}])
+def test_settings_that_allow_depth_alone_get_schedules_of_depth(optimizer: dict[str, Any]) -> None:
+    chosen = Config.read({**config().mapping(), "method": {"name": "raptr"}, "optimizer": optimizer})
+    met, missed = meeting(chosen, 0.67)
+    assert [tuple(found.sizes) for found in (*met, *missed)] == [("depth",)]
+
+
 def test_the_papers_sizes_are_among_those_tried() -> None:
     chosen = config()
     shape = chosen.model.build(1000, 128).shape
@@ -60,7 +67,7 @@ def test_the_papers_sizes_are_among_those_tried() -> None:
 
 
 def test_a_plan_shows_every_reduced_axis_in_80_columns() -> None:
-    sections = {"model": {"size": "base"}, "optimizer": {"idle": "zero"}, "train": {"steps": 675_000, "batch": 8}}
+    sections = {"model": {"size": "base"}, "train": {"steps": 675_000, "batch": 8}}
     method = {"name": "raptr", "schedule": "6-9-12", "heads": "6-9-12", "parts": "768-1536-3072"}
     planned = plan_run(Config.read({**sections, "method": method}))
     console = Console(width=80, record=True, file=io.StringIO())

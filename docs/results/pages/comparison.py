@@ -11,7 +11,11 @@ from raptr.comparison.table import difference, finals, markdown
 from raptr.report.statistics import Mean, mean
 
 SHORT = {"compare": "docs/results/compare.json", "dropping": "docs/results/evidence/short-dropping.json"}
-LONG = {"long": "docs/results/long.json", "progressive": "docs/results/evidence/progressive-12x256.json"}
+LATER = {
+    "progressive": "docs/results/evidence/progressive-12x256.json",
+    "same steps": "docs/results/evidence/same-steps-12x256.json",
+}
+LONG = {"long": "docs/results/long.json"} | LATER
 TOKENS_PER_WEIGHT = {"compare": "3.5", "dropping": "3.5", "long": "20"}
 SQRT, CHOICES = (
     "raptr",
@@ -29,11 +33,13 @@ SQRT, CHOICES = (
 
 def joined(records: Records) -> Mapping[str, Any]:
     """The long runs with those of progressive stacking: on the same text, under the same terms."""
-    long, later = records["long"], records["progressive"]
-    assert (later["data"]["fingerprint"], later["full_flops"]) == (long["data"]["fingerprint"], long["full_flops"])
-    added = {label: config for label, config in later["configs"].items() if label not in long["configs"]}
-    runs = [run for run in later["runs"] if run["label"] in added]
-    return {**long, "configs": long["configs"] | added, "runs": long["runs"] + runs}
+    long = records["long"]
+    for later in (records[name] for name in LATER):
+        assert (later["data"]["fingerprint"], later["full_flops"]) == (long["data"]["fingerprint"], long["full_flops"])
+        added = {label: config for label, config in later["configs"].items() if label not in long["configs"]}
+        runs = [run for run in later["runs"] if run["label"] in added]
+        long = {**long, "configs": long["configs"] | added, "runs": long["runs"] + runs}
+    return long
 
 
 def best(name: str) -> Callable[[Records], str]:
@@ -119,8 +125,9 @@ def _figure(name: str) -> Callable[[Records], Any]:
 
 RAPTR = "[raptr](raptr.md) 6-8-10-12"
 STACKING = "[stacking](stacking.md) 6-8-10-12"
-GROWN = "[progressive-stacking](progressive-stacking.md) 3-6-12"
+GROWN = "[progressive-stacking](progressive-stacking.md) 3-6-12, equal stages"
 PROGRESSIVE = "progressive stacking, 33-33-33%"  # as the record calls it
+SAME_STEPS = "progressive stacking, 20-20-60%"
 DROPPED = f"{RAPTR}, unscaled = dropping:raptr, none"
 CARDS = {
     "full": ["`full` = compare:full", "reduced = compare:full (reduced)", "`full` = long:full"]
@@ -134,8 +141,12 @@ CARDS = {
     "stacking": ["`stacking` 6-8-10-12 = long:stacking"]
     + [f"{GROWN} = long:{PROGRESSIVE}", f"{RAPTR}, unscaled = long:raptr, none"]
     + ["`stacking` 6-8-10-12 = compare:stacking", f"{RAPTR}, unscaled = compare:raptr, scaling none"],
-    "progressive-stacking": [f"`progressive-stacking` 3-6-12 = long:{PROGRESSIVE}", f"{STACKING} = long:stacking"]
-    + [f"{RAPTR}, unscaled = long:raptr, none", "`progressive-stacking` 3-6-12 = compare:progressive-stacking"]
+    "progressive-stacking": [
+        f"3-6-12, 20-20-60%: the same steps = long:{SAME_STEPS}",
+        f"3-6-12, equal stages: 1.27 times the steps = long:{PROGRESSIVE}",
+        f"{STACKING} = long:stacking",
+    ]
+    + [f"{RAPTR}, unscaled = long:raptr, none", "3-6-12, equal stages = compare:progressive-stacking"]
     + ["[raptr](raptr.md) 3-6-12, `scaling=sqrt` = compare:raptr, 3-6-12"],
     "lemon": ["`lemon` 6-8-10-12, `init=copy` = compare:lemon, copy", "`init=zero` = compare:lemon, zero"]
     + [f"{STACKING} = compare:stacking"],

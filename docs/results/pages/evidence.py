@@ -1,11 +1,12 @@
 """The page of the queue of comparisons: each one's question, command, and table or that it was not run yet."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from docs.results.pages.contract import Page, Records, fixed, table
-from evidence.queue import QUEUE, Item, read_queue
+from evidence.queue import LEAST, QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL
 from raptr.comparison.table import denoisers_markdown, finals, markdown, notes
@@ -39,6 +40,9 @@ def _found(record: Mapping[str, Any]) -> list[str]:
             f"tokens, {full['tokens_per_weight']:.3g} per weight of the layers, {full['epochs']:.2g} times the text."
         )
     said.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
+    rates = Counter(row.label for row in rows)
+    if record["comparison"].get("widen") and finished < planned and min(rates[row.label] for row in best) < LEAST:
+        said.append("**The search for learning rates has not ended**: entries do not compare yet.")
     denoisers = (
         ["Held-out loss by denoiser:", denoisers_markdown(best).rstrip()] if any(row.denoisers for row in best) else []
     )

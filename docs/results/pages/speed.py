@@ -181,6 +181,68 @@ def ul2_sizes(records: Records) -> str:
     return table(["k of 24", "steps/s, relative", "counted", "the paper's", "ms, relative to a static model"], rows)
 
 
+def axes(records: Records) -> str:
+    """Kept heads, MLP parts and several axes at once, beside static models of those shapes."""
+    if records["axes"] is None:
+        return "**Not measured yet.**"
+    (one,) = records["axes"]["cases"]
+    times, flops, rows = one["milliseconds"], one["flops"], []
+    for name in one["axes"]:
+        own, static = times[name], times[f"static, {name}"]
+        idle = [a - b for a, b in zip(times[f"update, {name}"], times[f"update, static, {name}"], strict=True)]
+        without = [spent - more for spent, more in zip(own, idle, strict=True)]
+        medians = (f"{statistics.median(each):.2f}" for each in (own, static, idle))
+        ratios = (paired(own, static), paired(without, static), paired(own, times["full"]), flops[name] / flops["full"])
+        rows.append([name, *medians, *(fixed(ratio, 3) for ratio in ratios)])
+    head = ["what runs", "ms a step", "static model, ms", "update of idle weights, ms", "ratio", "ratio without that"]
+    return table([*head, "of the full step", "FLOPs of the full step"], rows)
+
+
+def engines(records: Records) -> str:
+    """A step by the number of layers that run, under each engine and without one."""
+    record = records["engines"]
+    if record is None:
+        return "**Not measured yet.**"
+    counted = record["counted"]
+    *sizes, whole = sorted(counted, key=int)
+    rows = []
+    for name, way in record["ways"].items():
+        times = way["milliseconds"]
+        saved = [(1 - times[size] / times[whole]) / (1 - counted[size]) for size in sizes]
+        rows.append([name, *(f"{times[size]:.1f}" for size in (*sizes, whole)), *(fixed(part, 3) for part in saved)])
+    head = ["way", *(f"{size} layers, ms" for size in (*sizes, whole))]
+    return table([*head, *(f"realised saving, {size}" for size in sizes)], rows)
+
+
+def trainer(records: Records) -> str:
+    """Steps under Hugging Face's Trainer, by what runs, beside the same trainer without the callback."""
+    if records["trainer"] is None:
+        return "**Not measured yet.**"
+    rows = []
+    for case in records["trainer"]["cases"]:
+        flops, times = case["flops"], {name: one["median"] for name, one in case["milliseconds"].items()}
+        for name, median in times.items():
+            way, _, size = name.rpartition(", ")
+            size = size.removesuffix(" layers")
+            base = "full, compiled" if "compiled" in way else "no callback"
+            relative = fixed(median / times[f"{base}, 12 layers"], 3)
+            rows.append([case["case"], way, size, f"{median:.1f}", relative, fixed(flops[size] / flops["12"], 3)])
+    return table(["model", "way", "layers", "ms a step", "time, relative", "FLOPs, relative"], rows)
+
+
+def trainer_speed_ups(records: Records) -> str:
+    """What the schedule saves under the Trainer, realised and counted."""
+    if records["trainer"] is None:
+        return "**Not measured yet.**"
+    rows = [
+        [case["case"], name.removeprefix("realised, "), fixed(value, 3), fixed(case["speed-up"]["counted"], 3)]
+        for case in records["trainer"]["cases"]
+        for name, value in case["speed-up"].items()
+        if name != "counted"
+    ]
+    return table(["model", "way", "realised speed-up", "counted"], rows)
+
+
 PAGE = Page(
     name="results/speed",
     records={
@@ -192,6 +254,9 @@ PAGE = Page(
         "decoder_100m": "benchmarks/results/decoder_speed_100m.json",
         "decoder_peers": "benchmarks/results/decoder_peers.json",
         "ul2": "benchmarks/results/ul2_speed.json",
+        "axes": "benchmarks/results/axes_speed.json",
+        "engines": "benchmarks/results/parallel_speed.json",
+        "trainer": "benchmarks/results/trainer_speed.json",
     },
     tables={
         "full-model": full_model,
@@ -204,5 +269,9 @@ PAGE = Page(
         "decoder-speed-ups": decoder_speed_ups,
         "ul2": ul2,
         "ul2-sizes": ul2_sizes,
+        "axes": axes,
+        "engines": engines,
+        "trainer": trainer,
+        "trainer-speed-ups": trainer_speed_ups,
     },
 )

@@ -17,10 +17,11 @@ from evidence.law import described
 from evidence.measured import ITEMS, SOURCES, full_training, measurements
 from raptr.methods import METHODS
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean, legend_below
-from raptr.train.advice import SEEDS, Difference, Measured, Place, best, named
+from raptr.train.advice import SAME, SEEDS, Difference, Measured, Place, best, named
 
 KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
 SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
+LONGER = 1.1  # times the steps of full training: said beside a point from here on
 FULL = "full training, all FLOPs"
 # The methods that have a colour, in its order: those that are compared at length; others are grey.
 FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas", "one-layer")
@@ -29,11 +30,10 @@ FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas",
 def answer(records: Records) -> str:
     """The advice for the longest training of each kind of model that has three seeds, in a sentence."""
     rows = measurements(records)
-    sure: dict[str, Measured] = {}
-    for place in sorted(_places(rows), key=lambda place: place.tokens_per_weight):
-        found = best(place, [row for row in rows if row.place == place])
-        if found is not None and found.to_full.seeds >= SEEDS:
-            sure[place.objective] = found
+    found = [best(place, [row for row in rows if row.place == place]) for place in _places(rows)]
+    known = [row for row in found if row is not None and row.to_full.seeds >= SEEDS]
+    known.sort(key=lambda row: (row.place.tokens_per_weight, -row.to_full.mean))
+    sure = {row.place.objective: row for row in known}
     return "\n".join(
         f"**At {row.place} ({KINDS[objective]}) take `{named(row.method)}`**: it ended {row.to_full} full training "
         f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, in {row.to_full.seeds} seeds."
@@ -146,6 +146,9 @@ def _panel(
     wide = [(points[0][0] / 1.25, points[0][1]), *points, (points[-1][0] * 1.25, points[-1][1])]
     axes.plot(*zip(*wide, strict=True), color=INK, linestyle="--", linewidth=1.2, zorder=1, gid="full")
     drawn = _one_each(rows, rows)
+    advised = [best(place, [row for row in rows if row.place == place]) for place in full]
+    others = [row for row in advised if row is not None and row not in drawn]  # other settings of a method drawn
+    drawn += others
     for name, (colour, marker) in looks.items():
         own = sorted((row for row in drawn if row.method["name"] == name), key=lambda row: row.place.tokens_per_weight)
         x = [_shifted(row, drawn, list(looks), high / low) for row in own]
@@ -164,6 +167,10 @@ def _panel(
                 capsize=3,
                 fillstyle="full" if row.to_full.seeds >= SEEDS else "none",
             )
+            if row in others or row.longer > LONGER:
+                steps = "same steps" if row.longer <= SAME else f"{row.longer:.2f}× the steps"
+                near = (place, row.to_reduced.mean)
+                axes.annotate(steps, near, (8, 0), textcoords="offset points", va="center", fontsize=8, color=colour)
     axes.set_xlabel("tokens per weight of the layers, in full training", color=INK)
     axes.xaxis.set_major_locator(FixedLocator(lengths))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -62,7 +62,7 @@ class Task:
         """Bring the run to its end, or as far as it comes before a stop."""
         diverged = None
         try:
-            if pretrain(self.run.config, self.folder, console=console, stop=stop).stopped:
+            if pretrain(self.run.config, self.folder, console=console, stop=stop, advice=False).stopped:
                 return
         except Diverged as error:
             diverged = error.step

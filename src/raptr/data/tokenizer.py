@@ -104,7 +104,7 @@ def load(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer  # not in the base install, which imports this file
 
     if not path.is_file():
-        raise ValueError(f"{path}: expected a tokenizer, found no file")
+        raise ValueError(f"{path}: there is no such file. Name a tokenizer.json, or a folder that holds one.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises a bare Exception for a file it cannot read

@@ -30,13 +30,14 @@ def finetune(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds at each learning rate.")] = 3,
     tune: Annotated[
-        int | None, typer.Option(help="Compare rates on so many seeds; others run at the best rate. [default: all]")
+        int | None,
+        typer.Option(help="Compare rates on this many seeds; the others run at the best rate. [default: all]"),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 3,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens per example; longer ones are cut.")] = 128,
     dropout: Annotated[float, typer.Option(help="Dropout in fine-tuning, whatever the model was trained with.")] = 0.1,
-    examples: Annotated[int | None, typer.Option(help="Train on so many examples. [default: all]")] = None,
+    examples: Annotated[int | None, typer.Option(help="Train on this many examples. [default: all]")] = None,
     leading_space: Annotated[
         bool, typer.Option("--leading-space", help="Put a space before each text, for byte-level tokenizers.")
     ] = False,
@@ -48,9 +49,9 @@ def finetune(
     jobs: Annotated[int, typer.Option(help="Fine-tunings at once, for models too small to fill a GPU.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Judge an encoder by a task: fine-tune it at several learning rates and seeds, and score it on the dev set.
+    """Fine-tune an encoder on a task at several learning rates and seeds, and score it on the dev set.
 
-    Leaves finetune.json and finetune.png. A command that was stopped or killed goes on with the missing jobs when it
+    Leaves finetune.json and finetune.png. A command that was stopped or killed continues with the missing jobs when it
     is given again.
     """
     with importing():
@@ -93,7 +94,7 @@ def fewshot(
         str, typer.Option(help=f"Tasks or groups, with commas: {', '.join((*GROUPS, *FEWSHOT_TASKS))}.")
     ] = "paper",
     shots: Annotated[str, typer.Option(help="Numbers of exemplars before each example, with commas.")] = "1,5",
-    examples: Annotated[int | None, typer.Option(help="Judge so many examples of each task. [default: all]")] = None,
+    examples: Annotated[int | None, typer.Option(help="Score this many examples of each task. [default: all]")] = None,
     attention: Annotated[
         list[str] | None,
         typer.Option(help="causal or prefix; repeatable. [default: causal, with UL2 models both]"),
@@ -102,10 +103,10 @@ def fewshot(
     batch: Annotated[int, typer.Option(help="Prompts at once.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Judge decoders by few-shot tasks, through lm-eval, from local files: scores, and bits per byte of gold answers.
+    """Score decoders on few-shot tasks, through lm-eval, from local files; also bits per byte of the gold answers.
 
     Several models are compared, paired by example. Leaves fewshot.json and fewshot.png. A command that was stopped or
-    killed goes on with the missing jobs when it is given again.
+    killed continues with the missing jobs when it is given again.
     """
     require("raptr fewshot", "eval", EVAL)
     try:
@@ -139,5 +140,5 @@ def _leave(console: Console, done: "Judged", name: str) -> None:
     for kind in ("json", "png") if done.record is not None else ():
         console.print(f"{kind:<8}{done.folder / f'{name}.{kind}'}", highlight=False, markup=False, soft_wrap=True)
     if done.stopped:
-        console.print(f"stopped with {done.finished} of {done.planned} jobs finished; the same command goes on")
+        console.print(f"stopped with {done.finished} of {done.planned} jobs finished; the same command continues")
         raise typer.Exit(3)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, check_idle, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -35,22 +35,23 @@ from torch.optim import Optimizer
 class SubnetworkCallback(Callback):
     """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
 
-    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks (or
-    the lists) where it is not obvious, and `compile` compiles each of them.
+    `idle` says what happens to parameters that did not run (None: what the method needs), `blocks` names the list of
+    residual blocks (or the lists) where it is not obvious, and `compile` compiles each of them.
     """
 
     def __init__(
         self,
         method: str,
         *,
-        idle: Policy = "skip",
+        idle: Policy | None = None,
         blocks: str | Sequence[str] | None = None,
         compile: bool = False,
         seed: int = 0,
         **settings: Any,
     ) -> None:
         self.steps: Steps | None = None
-        self._policy = idle
+        self._idle = idle
+        self._policy: Policy = "skip"  # decided when training begins
         self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
         self._saved: dict[str, Any] | None = None
 
@@ -72,7 +73,7 @@ class SubnetworkCallback(Callback):
                 f"max_epochs={trainer.max_epochs}), and a method plans its stages over it. Set max_steps."
             )
         self.steps = stepwise(pl_module, steps=steps, **self._made)
-        check_idle(self.steps.method, self._policy)
+        self._policy = idle_policy(self.steps.method, self._idle)
         if partial(self.steps.method):
             _check_ddp(trainer)
         if trainer.is_global_zero:
@@ -87,6 +88,9 @@ class SubnetworkCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Bring the whole model back, and treat the parameters that were idle."""
+        if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
+            self._training.close()  # `training_step` returned None: Lightning leaves the batch out
+            return
         self._training.end()
         idle(optimizer, self._policy)
 
@@ -130,15 +134,15 @@ def _check_launch(trainer: Trainer, module: LightningModule) -> None:
         )
     if not module.automatic_optimization:
         raise ValueError(
-            "the LightningModule has automatic_optimization=False, so its optimizer steps cannot be told from here. "
-            "Use raptr.stepwise in its training_step."
+            "the LightningModule has automatic_optimization=False, so the callback cannot know which steps its "
+            "optimizer takes. Use raptr.stepwise in its training_step."
         )
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         raise ValueError("DeepSpeed is not supported: it prepares the model's layers itself. Use DDP or FSDP2.")
     if isinstance(trainer.strategy, FSDPStrategy):
         raise ValueError(
-            "FSDPStrategy is FSDP1, which is not supported: it flattens the parameters of each block, so that idle "
-            "ones cannot be told. Use ModelParallelStrategy with fully_shard (FSDP2)."
+            "FSDPStrategy is FSDP1, which is not supported: it flattens parameters, so that those of layers that did "
+            "not run cannot be recognised. Use ModelParallelStrategy with fully_shard (FSDP2)."
         )
 
 

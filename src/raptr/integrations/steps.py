@@ -29,10 +29,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from raptr.methods import Method, make_method
+from raptr.methods.axes import narrowed
 from raptr.models.attach import Routed, attach, running
 from raptr.models.narrowing import Axis
 from raptr.subnetworks import Subnetwork
-from raptr.train.idle import Policy
+from raptr.train.idle import Policy, needed
 
 AXES: tuple[Axis, ...] = ("heads", "parts")
 
@@ -227,14 +228,15 @@ def scaled_until(method: Method) -> int | None:
     return max(ends, default=None)
 
 
-def check_idle(method: Method, policy: Policy) -> None:
-    """Refuse `skip` where a part of the heads or of the MLP runs: the rest of a weight has a gradient, of zeros."""
-    for axis in AXES:
-        if policy == "skip" and any(getattr(phase, axis) < getattr(method.target, axis) for phase in method.phases()):
+def idle_policy(method: Method, given: Policy | None) -> Policy:
+    """The policy for idle parameters: as given, or as the method needs; a given `skip` that cannot be is refused."""
+    for axis in narrowed(method):
+        if given == "skip":
             raise ValueError(
                 f"idle is 'skip' with {axis}: those that are idle are slices of weights that have a gradient, so only "
-                "'zero' is allowed."
+                "'zero' is allowed, which is also the default."
             )
+    return given or needed(method)
 
 
 def partial(method: Method) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, check_idle, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -42,16 +42,16 @@ OTHERS = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedTyp
 class SubnetworkCallback(TrainerCallback, ExportableState):
     """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
 
-    `idle` says what happens to parameters of layers that did not run, `blocks` names the list of residual blocks (or
-    the lists) where it is not obvious, and `compile` compiles each of them (instead of `torch_compile`, which compiles
-    the whole model).
+    `idle` says what happens to parameters that did not run (None: what the method needs), `blocks` names the list of
+    residual blocks (or the lists) where it is not obvious, and `compile` compiles each of them (instead of
+    `torch_compile`, which compiles the whole model).
     """
 
     def __init__(
         self,
         method: str,
         *,
-        idle: Policy = "skip",
+        idle: Policy | None = None,
         blocks: str | Sequence[str] | None = None,
         compile: bool = False,
         seed: int = 0,
@@ -63,13 +63,14 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
                 "steps is the trainer's"
             )
         self.steps: Steps | None = None
-        self._policy = idle
+        self._idle = idle
+        self._policy: Policy = "skip"  # decided when training begins
         self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
 
     def state(self) -> dict[str, Any]:
         """What `trainer_state.json` keeps: how to make this callback, and what it has counted."""
         saved = None if self.steps is None else self.steps.state()
-        return {"args": {"idle": self._policy, **self._made}, "attributes": {"saved": saved}}
+        return {"args": {"idle": self._idle, **self._made}, "attributes": {"saved": saved}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -80,7 +81,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         model: nn.Module = objects["model"]
         _check_launch(args, model)
         self.steps = stepwise(model, steps=state.max_steps, **self._made)
-        check_idle(self.steps.method, self._policy)
+        self._policy = idle_policy(self.steps.method, self._idle)
         if partial(self.steps.method):
             _check_ddp(args, model)
         if state.global_step:
@@ -155,8 +156,9 @@ def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
         )
     if isinstance(model, FullyShardedDataParallel):
         raise ValueError(
-            "the Trainer runs under FSDP1, which is not supported: it flattens the parameters of each block, so that "
-            "idle ones cannot be told. Use FSDP2 (fsdp_config={'version': 2}, or accelerate's fsdp_version: 2)."
+            "the Trainer runs under FSDP1, which is not supported: it flattens parameters, so that those of layers "
+            "that did not run cannot be recognised. Use FSDP2 (fsdp_config={'version': 2}, or accelerate's "
+            "fsdp_version: 2)."
         )
 
 

@@ -9,11 +9,13 @@ Each axis is one setting of the method. All axes share the stages: one size for 
 
 from collections.abc import Sequence
 
+from raptr.methods.contract import Method
 from raptr.settings import nearest
 from raptr.subnetworks import Schedule
 from raptr.subnetworks.schedule import parse_sizes
 
 AXES = {"depth": "schedule", "heads": "heads", "mlp": "parts"}  # the name on the command line: the method's setting
+WIDTHS = ("heads", "parts")  # the axes within a layer
 
 
 def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
@@ -35,9 +37,16 @@ def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
     return {setting: settings.get(setting) for setting in AXES.values()}
 
 
-def narrows(options: Sequence[str]) -> bool:
-    """Whether any of these schedules and settings of --set reduces heads or MLP parts."""
-    return any(option.startswith(("heads=", "mlp=", "method.heads=", "method.parts=")) for option in options)
+def narrowed(method: Method) -> list[str]:
+    """The axes, heads and parts, along which only a part of the model runs in some stage."""
+    stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
+    return [axis for axis in WIDTHS if any(getattr(phase, axis) < getattr(shape, axis) for phase, shape in stages)]
+
+
+def widened(method: Method) -> list[str]:
+    """The axes, heads and parts, along which the method adds to tensors that there are."""
+    shapes = [method.shape(phase.start) for phase in method.phases()]
+    return [axis for axis in WIDTHS if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def whole_depth(layers: int, heads: str | None, parts: str | None) -> str | None:

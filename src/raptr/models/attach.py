@@ -30,15 +30,16 @@ A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's defin
 `transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
 needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
 
-Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of
-the model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive, a filled
-key-value cache with anything idle (`generate` needs use_cache=False), `nn.DataParallel` on
-several GPUs, and `load_state_dict` or pickling inside `running`.
+Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of the
+model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive or read, a list
+of parts of layers (XLM's attentions), a filled key-value cache with anything idle (`generate` needs use_cache=False),
+`nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, SupportsIndex, final
 
 import torch
@@ -53,6 +54,7 @@ from raptr.models.blockcalls import (
     original,
     probe,
     recorders_of,
+    stored,
     unrecorded,
 )
 from raptr.models.blocklists import BlockList, Blocks, Key, find_lists
@@ -147,6 +149,8 @@ class _StandIn(nn.Module):
         self.training = block.training
         self._routed, self._blocks, self._layer = routed, blocks, layer
         self._scale, self._part, self._uncached = scale, part, uncached
+        # What the block was given, if there is a mapping among it.
+        self._given: tuple[Tensor, tuple[Any, ...], dict[str, Any]] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
@@ -155,14 +159,20 @@ class _StandIn(nn.Module):
         given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
             check_caches(blocks, given.values())
+        blocks.follow(self._layer, x)
         given = blocks.receive(given)
         args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+        # Where the backward pass does not need it, what running layers were given is not kept in memory.
+        keep = scale == 0 or torch.is_grad_enabled()
+        if keep and any(isinstance(value, MutableMapping) for value in given.values()):
+            self._given = x, args, kwargs
         flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
         if scale == 0:
             probed = None if flags in blocks.returns else probe(block, x, args, kwargs)
             bypassed = blocks.bypass(self._layer, x, flags, given, probed)
             for record in recorders_of(block).values():
                 record(block, (x,), bypassed)
+            blocks.precede(self._layer, x)
             return bypassed
         # Inference tensors do not count their in-place changes.
         version = 0 if x.is_inference() else x._version
@@ -173,15 +183,17 @@ class _StandIn(nn.Module):
                 output = self._run(x, args, kwargs)
         check_output(output, x)
         blocks.learn(flags, given, output)
+        first, *rest = [output] if isinstance(output, Tensor) else output
         if scale == 1:
+            blocks.precede(self._layer, first)
             return output
         if not x.is_inference() and x._version != version:
             raise ValueError(
                 f"running: the blocks at {blocks.path!r} change their input in place, so that "
                 "x + s·(block(x) - x) cannot be formed; scales of 0 and 1 are allowed"
             )
-        first, *rest = [output] if isinstance(output, Tensor) else output
         y = x + scale * (first - x)
+        blocks.precede(self._layer, y)
         scaled = y if isinstance(output, Tensor) else type(output)((y, *rest))
         for record in recorders:
             record(block, (x,), scaled)
@@ -189,17 +201,35 @@ class _StandIn(nn.Module):
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         routed, block, part, layer = self._routed, self.block, self._part, self._layer
-        if part is None:
-            return block(*args, **kwargs)
-        routed.length = x.shape[-2]
-        if unchecked := {(axis, layer) for axis in part.axes} - routed._checked:
-            with aside(block, x):
-                axis = part.check(lambda: call_uncached(block, args, kwargs))
-            if axis is not None:
-                problem = f"running: the {axis} of the blocks at {self._blocks.path!r} depend on each other"
-                raise only_depth(problem, [original(block)], axis)
-            routed._checked |= unchecked
-        return part.run(block, *args, **kwargs)
+        call: Callable[..., Any] = block
+        if part is not None:
+            routed.length = x.shape[-2]
+            if unchecked := {(axis, layer) for axis in part.axes} - routed._checked:
+                with aside(block, x):
+                    axis = part.check(lambda: call_uncached(block, args, kwargs))
+                if axis is not None:
+                    problem = f"running: the {axis} of the blocks at {self._blocks.path!r} depend on each other"
+                    raise only_depth(problem, [original(block)], axis)
+                routed._checked |= unchecked
+            call = partial(part.run, block)
+        try:
+            return call(*args, **kwargs)
+        except KeyError as error:
+            self._check_stored(error)
+            raise
+
+    def _check_stored(self, missing: KeyError) -> None:
+        """Refuse the subnetwork if a bypassed block would have stored what this one looks for in a mapping."""
+        before = [entry for entry in self._blocks.module if isinstance(entry, _StandIn) and entry._layer < self._layer]
+        storing = {entry: stored(entry.block, *entry._given) for entry in before if entry._given is not None}
+        needed = [entry._layer + 1 for entry, keys in storing.items() if entry._scale == 0 and missing.args[0] in keys]
+        if needed:
+            layers = ", ".join(str(entry._layer + 1) for entry, keys in storing.items() if keys)
+            raise ValueError(
+                f"running: layer {needed[-1]} cannot be bypassed, since it stores what layer {self._layer + 1} of the "
+                f"blocks at {self._blocks.path!r} reads (such as shared keys and values). Keep the layers that store "
+                f"in every subnetwork: with raptr, name {layers} in the setting fixed."
+            ) from None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -259,14 +289,14 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     _check(routed, subnetwork)
     routed._called = False
     real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
-    partial = {
+    incomplete = {
         blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0 or _axes(subnetwork)
     }
     parts = _parts(routed, subnetwork)
     try:
         for layer, (blocks, name, block) in enumerate(real):
             first = layer == 0 or real[layer - 1][0] is not blocks
-            scale, uncached = subnetwork.scales[layer], first and blocks in partial
+            scale, uncached = subnetwork.scales[layer], first and blocks in incomplete
             blocks.module._modules[name] = _StandIn(routed, blocks, block, layer, scale, parts.get(layer), uncached)
         yield
         if not routed._called:

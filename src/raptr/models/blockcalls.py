@@ -1,8 +1,9 @@
 """Calling other people's blocks: what they are given, what they return, and calls that leave no trace."""
 
+import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -93,9 +94,23 @@ def check_output(output: Any, x: Tensor) -> None:
 def probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What a block returns, from one run that leaves no trace."""
     with aside(block, x):
-        output = block(*args, **kwargs)
+        output = block(*map(_apart, args), **{name: _apart(value) for name, value in kwargs.items()})
         check_output(output, x)
     return output
+
+
+def stored(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+    """The keys that a block writes to in mappings that it is given, from one run that leaves no trace."""
+    pairs = {key: (value, _apart(value)) for key, value in [*enumerate(args), *kwargs.items()]}
+    with aside(block, x), suppress(KeyError):  # a block that reads what is missing too
+        block(*(pairs[place][1] for place in range(len(args))), **{name: pairs[name][1] for name in kwargs})
+    return [
+        key
+        for given, written in pairs.values()
+        if isinstance(written, MutableMapping)
+        for key in written
+        if written[key] is not given.get(key)
+    ]
 
 
 @contextmanager
@@ -122,4 +137,9 @@ def call_uncached(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _no_cache(value: Any) -> Any:
-    return value if getattr(value, "get_seq_length", None) is None else None
+    return _apart(value) if getattr(value, "get_seq_length", None) is None else None
+
+
+def _apart(value: Any) -> Any:
+    """A copy of a mapping in which blocks may store what later ones read (Gemma 4's keys and values)."""
+    return copy.copy(value) if isinstance(value, MutableMapping) else value

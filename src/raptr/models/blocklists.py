@@ -20,8 +20,12 @@ class BlockList:
     Call flags such as `output_attentions` decide what is returned, so everything is kept for each combination.
     """
 
-    def __init__(self, path: str, module: Blocks) -> None:
+    def __init__(self, path: str, module: Blocks, beside: Sequence[str] = ()) -> None:
         self.path, self.module = path, module
+        # Lists of the same module that are as long: entries of all of them may make up a layer.
+        self._beside = beside
+        # The last layer and the hidden states that it returned, until blocks are seen to get them from each other.
+        self._returned: tuple[int, Tensor] | None = None
         # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of so many entries.
         self.returns: dict[Flags, tuple[type[Any], int]] = {}
         # The argument that passes on what a block returned behind the hidden states.
@@ -36,6 +40,22 @@ class BlockList:
     def entries(self) -> dict[str, nn.Module]:
         """The blocks by their names in the list; a block that stands there twice has two."""
         return {name: block for name, block in self.module._modules.items() if block is not None}
+
+    def precede(self, layer: int, x: Tensor) -> None:
+        """After a layer: remember what it returned, where that decides whether the entries are layers."""
+        self._returned = (layer, x) if self._beside else None
+
+    def follow(self, layer: int, x: Tensor) -> None:
+        """Before a layer: refuse a part of layers, which does not get what the entry before it returned."""
+        if self._returned is None or self._returned[0] != layer - 1:
+            return
+        if self._returned[1].data_ptr() != x.data_ptr():  # one tensor, or one detached from it
+            raise ValueError(
+                f"running: the entries of {self.path!r} do not get what the one before returned: they are parts of "
+                f"layers, as those of {', '.join(map(repr, self._beside))} may be. Only whole residual layers can be "
+                "left out; pass blocks= with a list of those, if the model has one."
+            )
+        self._beside = ()
 
     def receive(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
         """Before each block: see what it is given of the one before; returns its arguments."""
@@ -91,7 +111,7 @@ class BlockList:
 
     def forget(self) -> None:
         """Let go of the tensors of a forward pass."""
-        self._last, self._probed = {}, None
+        self._last, self._probed, self._returned = {}, None, None
 
 
 def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None) -> tuple[BlockList, ...]:
@@ -113,7 +133,14 @@ def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] |
             raise _refusal(f"blocks names {path!r} and another list with the same blocks", lists)
     if not paths:
         raise _refusal("blocks is an empty list", lists)
-    return tuple(BlockList(path, lists[path]) for path in paths)
+    return tuple(BlockList(path, lists[path], _beside(path, lists)) for path in paths)
+
+
+def _beside(path: str, lists: Mapping[str, Blocks]) -> list[str]:
+    """The other lists in the same module that are as long as the one at `path`."""
+    parent, length = path.rpartition(".")[0], len(lists[path])
+    others = [other for other, blocks in lists.items() if other != path and len(blocks) == length]
+    return [other for other in others if path and other and other.rpartition(".")[0] == parent]
 
 
 def _path(blocks: Blocks, lists: Mapping[str, Blocks]) -> str:

@@ -14,9 +14,9 @@ def register(family: Family) -> None:
     FAMILIES[family.name] = family
 
 
-def planned_size(family: str | None) -> str | None:
-    """The size of a plan that names none; `family` is as given, None for the default."""
-    known = FAMILIES.get(family or next(iter(FAMILIES)))
+def planned_size(family: object) -> str | None:
+    """The size of a plan that names none; `family` is as given, None for the default. None: there is no such family."""
+    known = FAMILIES.get(next(iter(FAMILIES)) if family is None else str(family))
     return None if known is None else known.planned
 
 

@@ -36,7 +36,7 @@ class TrainRecord:
     seconds: float
     lr: float | None = None
     grad_norm: float | None = None
-    heads: float | None = None  # of a running layer, where not all run; so are the MLP's parts
+    heads: float | None = None  # of a running layer, where not all run or exist yet; so are the MLP's parts
     parts: float | None = None
 
 

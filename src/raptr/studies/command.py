@@ -23,7 +23,7 @@ def study(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
 ) -> None:
-    """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. Stopped, it goes on where it was."""
+    """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. The same command resumes it."""
     with importing():
         from raptr.studies.registry import conduct_named
     console = Console(stderr=True)
@@ -31,7 +31,7 @@ def study(
     try:
         folder = conduct_named(name, run, out, **given, console=console)
     except KeyboardInterrupt:
-        console.print("stopped; what was finished is kept, and the same command goes on")
+        console.print("stopped; what was finished is kept, and the same command continues")
         raise typer.Exit(3) from None
     Console().print(findings_table(json.loads((folder / "result.json").read_text(encoding="utf-8"))))
     console.print(f"numbers {escape(str(folder / 'result.json'))}", highlight=False)

@@ -11,15 +11,17 @@ import torch
 from raptr.data import TokenStore, open_store
 from raptr.distributed.processes import TIMEOUT, Engine
 from raptr.methods import Method, make_method
-from raptr.methods.axes import in_units
+from raptr.methods.axes import in_units, narrowed, widened
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
 from raptr.settings import nearest, read
 from raptr.train import advice
 from raptr.train.advice import AUTO
+from raptr.train.idle import Policy, needed
 from raptr.train.model import FREE, MOST_WIDE, ModelSettings
 from raptr.train.objective import ObjectiveSettings
 from raptr.train.optimizer import OptimizerSettings
+from raptr.train.starting import start_vocabulary
 from raptr.train.trackers.registry import NAMES as TRACKERS
 
 Arithmetic = Literal["float32", "mixed", "bfloat16"]
@@ -202,14 +204,19 @@ class Config:
         for size in self.train.eval_sizes:
             if not 1 <= size <= dimensions.layers:
                 raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
-        stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
-        for axis in ("heads", "parts"):
-            if self.optimizer.idle == "skip" and any(getattr(p, axis) < getattr(shape, axis) for p, shape in stages):
+        for axis in narrowed(method):
+            if self.optimizer.name == "muon":
+                raise ValueError(
+                    f"optimizer.name is muon with method.{axis} of {method.name}, which runs some of the {axis}: idle "
+                    "ones have a gradient of zero, and muon would move them all the same. Use adamw or adafactor."
+                )
+            if self.optimizer.idle == "skip":
                 raise ValueError(
                     f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
-                    "that has a gradient, so only zero is allowed (--set optimizer.idle=zero)"
+                    "that has a gradient, so only zero is allowed, which is also the default."
                 )
-            if self.optimizer.name == "adafactor" and axis in widened(method):
+        for axis in widened(method):
+            if self.optimizer.name == "adafactor":
                 raise ValueError(
                     f"optimizer.name is adafactor with method.{axis} of {method.name}, which adds {axis} to trained "
                     "tensors: its means over whole rows and columns cannot be split between old and new. "
@@ -247,7 +254,7 @@ class Config:
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
             "data": asdict(self.data),
             "objective": {key: value for key, value in asdict(self.objective).items() if value is not None},
-            "optimizer": asdict(self.optimizer),
+            "optimizer": {**asdict(self.optimizer), "idle": self.idle(method)},
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
         }
 
@@ -264,9 +271,11 @@ class Config:
         return store
 
     def vocabulary_size(self) -> int:
-        """How many tokens there are: the built-in text's, or those of the prepared folder."""
-        source = self.data.source
-        return self.data.vocabulary if source in (None, BUILTIN) else self.prepared(source).vocabulary.size
+        """How many tokens there are: the prepared text's, those of the model to start from, or the built-in text's."""
+        source, start = self.data.source, self.model.start
+        if source not in (None, BUILTIN):
+            return self.prepared(source).vocabulary.size
+        return self.data.vocabulary if start is None else start_vocabulary(start) or self.data.vocabulary
 
     @property
     def targets(self) -> float:
@@ -304,6 +313,10 @@ class Config:
         method = self.mapping()["method"] if self.method["name"] == AUTO else self.method
         return replace(self, train=self.train.resolved(), method=method)
 
+    def idle(self, method: Method) -> Policy:
+        """What happens to idle parameters: as given, or as the method needs."""
+        return self.optimizer.idle or needed(method)
+
     def make_method(self, dimensions: ModelConfig) -> Method:
         """The training method for a model of these dimensions."""
         method = advice.decided(self, dimensions)
@@ -321,12 +334,6 @@ class Config:
             seed=self.train.seed,
             **settings,
         )
-
-
-def widened(method: Method) -> list[str]:
-    """The axes, heads and parts, along which the method adds to tensors that there are."""
-    shapes = [method.shape(phase.start) for phase in method.phases()]
-    return [axis for axis in ("heads", "parts") if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def _has_bfloat16(device: torch.device) -> bool:

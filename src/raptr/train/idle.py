@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from raptr.methods import Method
+from raptr.methods.axes import narrowed
+
 Policy = Literal["zero", "skip"]
 
 SEEN = "_raptr_version"  # an attribute of a gradient: its version when `idle` last saw it
@@ -32,6 +35,14 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
     for parameter in parameters:
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+
+
+def needed(method: Method) -> Policy:
+    """The policy of a method unless one is given: `zero` where only some heads or MLP parts run, else `skip`.
+
+    Heads and parts are slices of tensors that have a gradient, so their optimizer steps cannot be skipped.
+    """
+    return "zero" if narrowed(method) else "skip"
 
 
 def _check_dropped(gradients: list[Tensor]) -> None:

@@ -43,6 +43,7 @@ from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
 from raptr.train.checkpoint import Checkpoint, Progress
 from raptr.train.config import Config
+from raptr.train.console import say_start
 from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import build_model, fill_whole, make_execution
 from raptr.train.finishing import export_run, write_run_report
@@ -50,7 +51,7 @@ from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
 from raptr.train.opening import open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
-from raptr.train.progress import TrainingBar
+from raptr.train.progress import TrainingBar, ran
 from raptr.train.readout import Reading, Readout
 from raptr.train.run import RunFolder, check_data
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
@@ -85,6 +86,7 @@ def pretrain(
     verify: bool = False,
     export: bool = False,
     report: bool = False,
+    advice: bool = True,
 ) -> Result:
     """Train a model from nothing or from `model.start`, or go on where the run in this folder stopped.
 
@@ -93,16 +95,18 @@ def pretrain(
     caller listens already. A run that is finished is left as it is.
 
     `verify` reads all of the data and compares checksums, also where that was done before. A run that is finished is
-    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it.
+    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it. `advice` says
+    first where the run is, what `auto` chose, or that another method was measured to be better.
     """
     stop = stop or StopRequest()
     with joined(config.train.timeout) as processes, ExitStack() as opened:
-        console = console or Console(stderr=True)
-        console = console if processes.first else Console(quiet=True)
+        console = (console or Console(stderr=True)) if processes.first else Console(quiet=True)
         folder = RunFolder(run, writes=processes.first)
         opened.enter_context(memory_named(folder.checkpoints))
         opened.enter_context(reproducible(config.train.deterministic))
         processes.agree(lambda: {"the settings": str(config.mapping())}, bool).settle()
+        if advice:
+            processes.from_first(lambda: say_start(config, run, console, fresh=fresh))
         settled = processes.from_first(lambda: opened.enter_context(folder.opened(config, fresh=fresh)))
         device = torch.device(settled.train.device)
         processes = processes.laid_out(settled.train.parallel, settled.train.shards, device)
@@ -149,6 +153,7 @@ class Trainer:
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
         self.method: Method = config.make_method(self.dimensions)
+        self.policy = config.idle(self.method)
         self.objective: Objective = config.objective.make(store.vocabulary)
         window, isolate = self.objective.window(length), config.data.isolate_documents
         self.data = TrainData(store, window, settings.batch, settings.seed, isolate=isolate)
@@ -224,7 +229,8 @@ class Trainer:
                 subnetwork, phase = method.subnetwork(self.step), bisect_right(starts, self.step) - 1
                 agreement = self.agree(stop, ahead=1)
                 loss, norm = self.optimize(subnetwork)
-                bar.advance(self.step, stage=phase + 1, counts=subnetwork.counts, spent=self.spent.total)
+                counts = ran(subnetwork, self.shape, method.target)
+                bar.advance(self.step, stage=phase + 1, counts=counts, spent=self.spent.total)
                 stopping = agreement.settle()  # once per step; a later signal takes effect after the next step
                 ended = self.step in ends
                 if ended or self.step % settings.log_every == 0:
@@ -232,7 +238,7 @@ class Trainer:
                         kind="train",
                         stage=phase + 1,
                         stages=len(phases),
-                        **subnetwork.counts,
+                        **counts,
                         lr=self.config.optimizer.learning_rate(self.step - 1, settings.steps),
                     )
                     self.log(self.readout.take(note, loss, norm, self.finite.first), bar)
@@ -311,7 +317,7 @@ class Trainer:
             group["lr"] = rate
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
-        idle(self.optimizer, self.config.optimizer.idle, check=False)
+        idle(self.optimizer, self.policy, check=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

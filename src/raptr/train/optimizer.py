@@ -53,7 +53,7 @@ class OptimizerSettings:
     epsilon: float = 1e-6
     momentum: float = 0.95  # of Muon's matrices; its other parameters have AdamW's settings
     clip: float = 1.0  # the largest norm of the gradient; 0: no clipping
-    idle: Policy = "skip"
+    idle: Policy | None = None  # None: as the method needs, see `Config.idle`
 
     def __post_init__(self) -> None:
         _check("epsilon", self.epsilon, 0 < self.epsilon < math.inf, "a number above 0")

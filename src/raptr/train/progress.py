@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from raptr.subnetworks import Shape
+from raptr.methods.axes import WIDTHS
+from raptr.subnetworks import Shape, Subnetwork
 from raptr.train.flops import Flops
 
 WIDE = 110  # columns that a terminal needs for the bar beside the text
@@ -60,7 +61,7 @@ class TrainingBar:
     def advance(self, step: int, *, stage: int, counts: Mapping[str, int], spent: float) -> None:
         """A step is done (on a GPU: asked for), the first `step` in all; `spent` FLOPs have been used so far.
 
-        `counts` says how much of the model ran: `Subnetwork.counts`.
+        `counts` says how much of the model ran: `ran`.
         """
         self._step = step
         self._stage, self._size = f"stage {stage} of {self._stages}", running(counts, self._target)
@@ -100,12 +101,13 @@ class TrainingBar:
         self._bar.update(self._task, completed=self._step, text=self.text(room))
 
     def text(self, room: int) -> str:
-        """The state of the run in at most `room` characters; what matters least is left out first."""
+        """The state of the run in at most `room` characters; what matters least is left out or shortened first."""
         facts = [self._position, self._stage, self._size, self._loss, self._rate, self._time_left or "time left: ?"]
-        for least in (self._rate, self._stage, self._size, self._loss):
+        short = self._size.replace(" of ", "/")
+        for least, instead in ((self._rate, ""), (self._stage, ""), (self._size, short), (short, ""), (self._loss, "")):
             if len("  ".join(fact for fact in facts if fact)) <= room:
                 break
-            facts.remove(least)
+            facts[facts.index(least)] = instead
         return "  ".join(fact for fact in facts if fact)
 
     @property
@@ -136,6 +138,15 @@ class TrainingBar:
         if self._device.type == "cuda":
             return ""
         return " on the CPU" if torch.cuda.is_available() else " on the CPU; no GPU was found"
+
+
+def ran(subnetwork: Subnetwork, shape: Shape, target: Shape) -> dict[str, int]:
+    """How much ran, by axis: the layers, and heads and MLP parts where fewer ran than the whole model, `target`, has.
+
+    A model that is to grow, of this shape, may run all that it has.
+    """
+    lacking = {axis: getattr(shape, axis) for axis in WIDTHS if getattr(shape, axis) < getattr(target, axis)}
+    return {"size": subnetwork.size, **lacking, **subnetwork.counts}
 
 
 def running(counts: Mapping[str, int], target: Shape) -> str:

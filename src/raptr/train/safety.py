@@ -88,7 +88,10 @@ def reproducible(wanted: bool) -> Iterator[None]:
 
 @final
 class StopRequest:
-    """Whether SIGTERM or Ctrl-C has asked the run to save and leave; a second one leaves at once."""
+    """Whether SIGTERM or Ctrl-C has asked the run to save and leave; after that, Ctrl-C leaves at once.
+
+    A second SIGTERM changes nothing: Slurm sends one to every process, and torchrun passes its own on.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -104,7 +107,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True
 

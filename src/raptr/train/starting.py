@@ -33,7 +33,7 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return settings
     folder = StockFolder(Path(start))
     if not folder.path.is_dir():
-        raise ValueError(f"model.start is {start!r}, which is no folder. Name the folder of a model.")
+        raise ValueError(f"model.start is {start!r}, which is not a folder. Name the folder of a model (--init).")
     family, exporter = _known(folder)
     if (named := settings.get("family")) not in (None, family.name):
         raise ValueError(f"model.family is {named!r}; model.start is {start!r}, whose family is {family.name!r}")
@@ -46,6 +46,13 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     of_size = {key: f"model.size is {size!r}, whose {key}" for key in found if key not in given}
     _check_dimensions(folder, wanted, there, of_size)
     return {**settings, "family": family.name, **found, "start_sha256": _checksum(folder)}
+
+
+def start_vocabulary(start: str) -> int | None:
+    """How many tokens the model in the folder has; None where the folder is gone or does not say."""
+    folder = StockFolder(Path(start))
+    size = folder.facts.get("vocab_size") if folder.path.is_dir() else None
+    return size if type(size) is int and size > 0 else None
 
 
 def load_start(start: str, checksum: str | None, model: Model, store: TokenStore) -> None:

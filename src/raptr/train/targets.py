@@ -54,9 +54,11 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
     if not 0 < target < 1:
         raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
     shape = config.model.build(config.data.vocabulary, config.data.length).shape
+    depth_only = config.optimizer.name == "muon" or config.optimizer.idle == "skip"  # refused with other axes
+    allowed = ["depth"] if depth_only else list(AXES)
     met, missed = [], []
-    for count in range(1, len(AXES) + 1):
-        for axes in combinations(AXES, count):
+    for count in range(1, len(allowed) + 1):
+        for axes in combinations(allowed, count):
             costs = [priced(config, sizes, lengths) for sizes, lengths in schedules(config, shape, axes)]
             enough = [found for found in costs if found.model_flops <= target]
             if enough:
@@ -89,10 +91,9 @@ def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate:
 
 
 def scheduled(config: Config, sizes: Mapping[str, str], lengths: str) -> Config:
-    """The configuration with these schedules, and with the one idle policy that heads and MLP parts allow."""
+    """The configuration with these schedules."""
     settings = {AXES[axis]: text for axis, text in sizes.items()}
-    optimizer = replace(config.optimizer, idle="zero") if set(sizes) - {"depth"} else config.optimizer
-    return replace(config, method={**config.method, **settings, "lengths": lengths}, optimizer=optimizer)
+    return replace(config, method={**config.method, **settings, "lengths": lengths})
 
 
 def show_targets(config: Config, target: float, *, timed: bool, as_json: bool) -> None:
@@ -127,10 +128,7 @@ def targets_table(met: list[Candidate], missed: list[Candidate], target: float) 
         time = [duration(found.hours * 3600)] if found.hours is not None else []
         table.add_row(found.text, found.lengths, f"{found.layers_flops:.3f}", f"{found.model_flops:.3f}", *time)
     rule = "The fastest first" if timed else "The nearest to the target first"
-    table.caption = (
-        f"{rule}. Use one with raptr pretrain --schedule AXIS=SIZES, once for each axis, and --lengths; heads and mlp "
-        "also need --set optimizer.idle=zero."
-    )
+    table.caption = f"{rule}. Use one with raptr pretrain --schedule AXIS=SIZES, once for each axis, and --lengths."
     if missed:
         names = ", ".join(f"{' and '.join(found.sizes)} ({found.model_flops:.3f})" for found in missed)
         table.caption += f" Not below the target: {names}."

@@ -47,7 +47,7 @@ class Workers:
         if isinstance(error, BrokenProcessPool):
             raise ValueError(
                 f"jobs is {self._jobs}, but one of the processes ended before its time (killed, perhaps for want of "
-                "memory; or jobs came from a script without `if __name__ == '__main__':`); the same command goes on, "
+                "memory; or jobs came from a script without `if __name__ == '__main__':`); the same command continues, "
                 "with fewer jobs if need be"
             ) from None
 

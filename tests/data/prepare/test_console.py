@@ -84,3 +84,18 @@ def test_a_refusal_is_all_that_is_printed(
     (said,) = capsys.readouterr().err.splitlines()  # no empty line of a bar that never began
     assert "nope" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_no_digit_is_cut_from_the_table_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [f"Sentence {i} of some length, as it stands in every line of the text.\n" for i in range(20_000)]
+    (tmp_path / "wiki.txt").write_text("".join(lines), encoding="utf-8")
+    asked = ["--data", "wiki.txt", "--out", "data/mine", "--vocabulary", "261", "--documents", "line"]
+    assert call(monkeypatch, "prepare", *asked) == 0
+    (row,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("│ wiki")]
+    counts = [int(cell.replace(",", "")) for cell in row.strip("│").split("│")[1:]]
+    assert counts[1] + counts[3] == 20_000
+    assert counts[2] + counts[4] > 1_000_000

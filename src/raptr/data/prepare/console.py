@@ -24,7 +24,7 @@ SHORTEST = 8  # tokens that a sequence must have
 def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
     """A bar over the bytes of each stage, as a callback for `prepare_corpus`.
 
-    After Ctrl-C it says that the same command goes on, and the exit code is 3; where nothing was saved, the interrupt
+    After Ctrl-C it says that the same command continues, and the exit code is 3; where nothing was saved, the interrupt
     is passed on.
     """
     columns = (
@@ -58,19 +58,27 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
     except KeyboardInterrupt:
         if not work_folder(out).exists():
             raise
-        console.print("stopped; the same command goes on where it was")
+        console.print("stopped; the same command continues")
         raise SystemExit(3) from None
 
 
 def preparation_table(store: TokenStore) -> Table:
-    """Domain by domain: weight, documents and tokens on both sides, and what was left out."""
+    """Domain by domain: weight, documents and tokens on both sides, and what was left out, if anything was."""
+    columns: dict[str, list[str]] = {"weight": [f"{domain.weight:.4g}" for domain in store.domains]}
+    for split, kept in zip(SPLITS, ("", "held-out "), strict=True):
+        columns[f"{kept}docs"] = [f"{domain.count(split):,}" for domain in store.domains]
+        columns[f"{kept}tokens"] = [f"{domain.total(split):,}" for domain in store.domains]
+    left_out = {
+        "copies dropped": [domain.duplicates for domain in store.domains],
+        "broken": [domain.broken for domain in store.domains],
+    }
+    columns |= {heading: [f"{count:,}" for count in counts] for heading, counts in left_out.items() if any(counts)}
     table = Table(title=f"{store.path}: vocabulary of {store.vocabulary.size:,}")
-    kept = ("docs", "tokens", "held-out docs", "held-out tokens")
-    for heading in ("domain", "weight", *kept, "copies dropped", "broken"):
-        table.add_column(heading, justify="left" if heading == "domain" else "right")
-    for domain in store.domains:
-        counts = [f"{number:,}" for split in SPLITS for number in (domain.count(split), domain.total(split))]
-        table.add_row(domain.name, f"{domain.weight:.4g}", *counts, f"{domain.duplicates:,}", f"{domain.broken:,}")
+    table.add_column("domain", overflow="fold")
+    for heading in columns:
+        table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal folds numbers, cuts none
+    for domain, *cells in zip([domain.name for domain in store.domains], *columns.values(), strict=True):
+        table.add_row(domain, *cells)
     return table
 
 

@@ -197,7 +197,7 @@ class FileInput:
         if not isinstance(value, dict):
             return "", f"one JSON object per line, with the field {self.field!r}", _kind(value)
         if self.field not in value:
-            return "", f"the field {self.field!r}", f"{', '.join(map(repr, value)) or 'no field'}"
+            return "", *_missing(self.field, value)
         return _string(value[self.field], self.field)
 
     def _table(self, start: int) -> Iterator[Record]:
@@ -215,7 +215,7 @@ class FileInput:
                         groups.append(group)
                 if self.field not in names:
                     if not start:
-                        yield self._broken("", f"the column {self.field!r}", ", ".join(map(repr, names)))
+                        yield self._broken("", *_missing(self.field, names))
                     return
                 total = max(1, table.metadata.num_rows)
                 batches = table.iter_batches(ROWS, row_groups=groups, columns=[self.field], use_threads=False)
@@ -255,8 +255,8 @@ class HubInput:
         try:
             rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
-                lacking = "", f"the field {self.field!r}", ", ".join(map(repr, row))
-                parsed = _string(row[self.field], self.field) if self.field in row else lacking
+                known = self.field in row
+                parsed = _string(row[self.field], self.field) if known else ("", *_missing(self.field, row))
                 yield _record(f"{self.name}, row {number}", parsed)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.name}: expected a dataset that can be read, found: {_damage(error)}") from error
@@ -284,6 +284,11 @@ def _record(where: str, parsed: tuple[str, str, str], position: int = 0) -> Reco
     """A text, or else what was expected and what was found, as a record."""
     text, expected, found = parsed
     return Record(text, f"{where}: expected {expected}, found {found}" if expected else "", position)
+
+
+def _missing(field: str, names: Iterable[str]) -> tuple[str, str]:
+    """What was expected and what was found where a line, row or table has no such field."""
+    return f"the field {field!r} (--field names another)", ", ".join(map(repr, names)) or "no field"
 
 
 def _string(value: object, field: str) -> tuple[str, str, str]:

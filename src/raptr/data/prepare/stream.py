@@ -81,7 +81,7 @@ def chunks(
             for number, (text, problem, position) in enumerate(one.records(first), first + 1):
                 if problem:
                     if not skip_broken:
-                        raise ValueError(problem)
+                        raise ValueError(f"{problem}. Correct the file, or leave such text out with --skip-broken.")
                     chunk.broken += 1
                     chunk.problem = chunk.problem or problem
                 elif not text or text.isspace():

@@ -30,7 +30,7 @@ def naming(work: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        hint = ". Free some space and give the same command again: it goes on where it was"
+        hint = ". Free some space and give the same command again to continue"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OSError(error.errno, f"{error.strerror or error}{hint * full}", str(work)) from error
 
@@ -77,7 +77,7 @@ def reuse(out: Path, request: dict[str, Any], say: Callable[[str], None]) -> Tok
         raise ValueError(f"out is {out}, which holds other files ({other}). Give a new or an empty folder.")
     store = open_store(out)
     if reason := difference(store.manifest.request, request):
-        raise ValueError(f"out is {out}, which another request made: {reason}. Give a new folder, or remove this one.")
+        raise ValueError(f"out is {out}, which was prepared differently: {reason}. Name a new folder, or remove it.")
     say(f"{out}: already prepared")
     return store
 

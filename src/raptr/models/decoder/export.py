@@ -204,7 +204,7 @@ EXPORTER = Exporter(
     load=from_transformers,
     task="text-generation",
     tags=("raptr", "llama"),
-    says="A decoder of Llama's kind, trained by raptr to go on with a text.",
+    says="A decoder with Llama's architecture, trained by raptr to predict the next token.",
     example="""from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 folder = "."

@@ -104,7 +104,7 @@ def _stages(runs: Sequence[Run]) -> dict[str, Any]:
                     str(stage.intervals),
                 ]
             )
-    headings = ["run", "stage", "runs", "tokens/s", "time per step", "steps", "intervals"]
+    headings = ["run", "stage", "what runs", "tokens/s", "time per step", "steps", "intervals"]
     return _sheet(headings, [True, False, False, True, False, False, False], lines)
 
 
