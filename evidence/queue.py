@@ -30,16 +30,28 @@ class Item:
     held: bool = False  # not taken with the others: its own command runs it
 
     def spec(self, data: Path | None) -> dict[str, Any]:
-        """The comparison's content with its text at `data`; None: nowhere, to plan without it."""
+        """The comparison's content with its text at `data`; None: nowhere, to plan without it and without tasks."""
         given = read_file(self.file)
         settings = given["settings"]
         source = None if data is None else str(self.text(data))
+        if data is None:
+            given.pop("evaluate", None)
         return {**given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
 
     def text(self, data: Path) -> Path:
         """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
         source = self.source
         return data.with_name(data.name + source.removeprefix(CORPUS)) if source.startswith(CORPUS) else data
+
+    def ready(self, data: Path) -> bool:
+        """Whether its text is there and, where models are judged by tasks, the tasks' folder."""
+        judged = read_file(self.file).get("evaluate", {})
+        return self.text(data).exists() and all(Path(section["data"]).exists() for section in judged.values())
+
+    @property
+    def judges(self) -> bool:
+        """Whether it judges its models by tasks."""
+        return "evaluate" in read_file(self.file)
 
     @property
     def source(self) -> str:
@@ -74,7 +86,7 @@ def read_queue(path: Path = QUEUE) -> list[Item]:
 def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = None) -> Standing:
     """Where a comparison is by the records and its run folders; without its text a vocabulary of 8,192 is assumed."""
     try:
-        comparison = read_comparison(item.spec(data if data is not None and item.text(data).exists() else None))
+        comparison = read_comparison(item.spec(data if data is not None and item.ready(data) else None))
         progress = Progress(comparison, out / item.name, None, record=item.record, others=_others(item, items))
     except ValueError as error:
         return Standing(0, 0, 0.0, str(error))
@@ -90,7 +102,9 @@ def _item(entry: Mapping[str, Any]) -> Item:
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
-    """The records of the other comparisons on the same text."""
+    """The records of the other comparisons on the same text; none for one that needs the models themselves."""
+    if item.judges:
+        return ()
     return tuple(other.record for other in items if other != item and other.source == item.source)
 
 

@@ -47,7 +47,7 @@ def take(items: Sequence[Item], options: Namespace) -> None:
         raise ValueError(
             "the commit is not known, and every record names it. Set RAPTR_COMMIT, or run in a git checkout."
         )
-    there = [item for item in items if item.text(options.data).exists()]
+    there = [item for item in items if item.ready(options.data)]
     _check_data(there, options.data)
     stop = StopRequest()
     clock = Timer(60 * options.minutes, _ask, [stop])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from raptr.extras import LIGHTNING, TRAIN, TRAINER
+from tests.evaluation.tiny import make_bert, make_task, opinions
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = {"yaml": "PyYAML"}  # whose name is not their module's
@@ -93,6 +94,16 @@ def test_completion_imports_nothing_slow() -> None:
     request = {"_RAPTR_COMPLETE": "complete_bash", "COMP_WORDS": "raptr pl", "COMP_CWORD": "1"}
     ended = without(["torch"], HELP, environment=request)
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["plan"], "")
+
+
+def test_fine_tuning_reads_and_scores_by_itself(tmp_path: Path) -> None:
+    model = make_bert(tmp_path / "model")
+    data = make_task(tmp_path / "task", opinions(32, 0), opinions(20, 1))
+    options = ["--task", "sst2", "--data", str(data), "--out", str(tmp_path / "out"), "--rate", "1e-3", "--seeds", "1"]
+    others = ["sklearn", "scipy", "datasets", "evaluate", "pandas", "pyarrow", "lm_eval"]
+    ended = without(others, COMMAND, "finetune", str(model), *options, "--epochs", "1", "--device", "cpu")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "out" / "finetune.json").is_file()
 
 
 @pytest.mark.parametrize("package", TRAIN)

@@ -289,7 +289,8 @@ def compare(
             path = record if record is not None and kind == "json" else folder / f"compare.{kind}"
             console.print(f"{kind:<8}{escape(str(path))}", highlight=False)
     if done.stopped:
-        console.print(f"stopped with {done.finished} of {done.runs} runs finished; the same command continues")
+        judged = ", not all of them evaluated on tasks" if done.finished == done.runs else ""
+        console.print(f"stopped with {done.finished} of {done.runs} runs finished{judged}; the same command continues")
         raise typer.Exit(3)
 
 

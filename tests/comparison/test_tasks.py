@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from raptr import compare
-from raptr.comparison import read_comparison
+from raptr.comparison import Asked, compare_all, read_comparison
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import shown, tasks_picture
 from raptr.data import TokenStore
 from raptr.report import write_report
-from tests.comparison.tiny import asked
+from tests.comparison.tiny import Killed, asked, at_step, kill
 from tests.evaluation.tiny import make_task, opinions, write_jsonl
 
 QUIET = Console(quiet=True)
@@ -126,6 +126,54 @@ def test_a_run_whose_model_is_gone_is_named(store: TokenStore, glue: Path, tmp_p
     compare(spec, tmp_path, console=console)
     assert "model was not kept: full, peak 0.01, seed 0" in console.export_text()
     assert found(tmp_path)["runs"][0]["scores"] == {}
+
+
+def scores(record: Path) -> dict[str, list[str]]:
+    """The columns of every run in a record."""
+    runs = json.loads(record.read_text())["runs"]
+    return {f"{run['label']} {run['peak']} {run['seed']}": list(run["scores"]) for run in runs}
+
+
+def test_a_seed_is_judged_before_the_next_is_trained(
+    store: TokenStore, glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = asked(store, seeds=[0, 1], tune=[0], evaluate={"finetune": {"data": str(glue), **TUNED, "tasks": ["sst2"]}})
+    spec["entries"]["raptr"]["peaks"] = [0.01]
+    out, record = tmp_path / "out", tmp_path / "record.json"
+    at_step(3 * 8 - 1, kill, monkeypatch)  # of full, reduced and raptr with seed 0, then in full with seed 1
+    with pytest.raises(Killed):
+        compare(spec, out, record=record, console=QUIET)
+    monkeypatch.undo()
+    first = scores(record)
+    assert first == {f"{label} 0.01 0": ["SST-2"] for label in ("full", "full (reduced)", "raptr")}
+
+    # On another machine there is nothing but the record: what it has with scores is not made again.
+    assert not compare(spec, tmp_path / "elsewhere", record=record, console=QUIET).stopped
+    assert scores(record) == first | {name[:-1] + "1": columns for name, columns in first.items()}
+    assert sorted(path.name[-5:] for path in (tmp_path / "elsewhere" / "runs").glob("*-seed*")) == ["seed1"] * 3
+
+
+def test_runs_of_a_record_without_scores_are_made_again(store: TokenStore, glue: Path, tmp_path: Path) -> None:
+    spec = asked(store, seeds=[0], entries={"full": {"name": "full", "peaks": [0.01, 0.02]}})
+    compare(spec, tmp_path / "before", record=tmp_path / "plain.json", console=QUIET)
+    plain = json.loads((tmp_path / "plain.json").read_text())
+    best = plain["best"][0]["peak"]
+    judged = {**spec, "evaluate": {"finetune": {"data": str(glue), **TUNED}}}
+
+    shutil.copy(tmp_path / "plain.json", tmp_path / "own.json")  # of the comparison itself
+    out = tmp_path / "own"
+    assert not compare(judged, out, record=tmp_path / "own.json", console=QUIET).stopped
+    assert [path.name for path in (out / "runs").glob("full-peak*")] == [f"full-peak{best}-seed0"]  # that one alone
+    assert scores(tmp_path / "own.json") == {
+        f"full {peak} 0": ["SST-2", "RTE"] if peak == best else [] for peak in (0.01, 0.02)
+    }
+    losses = [run["loss"] for run in plain["runs"]]
+    assert [run["loss"] for run in json.loads((tmp_path / "own.json").read_text())["runs"]] == losses
+
+    one = Asked(judged, tmp_path / "other", tmp_path / "new.json", (tmp_path / "plain.json",))  # of another comparison
+    (done,) = compare_all([one], console=QUIET)
+    assert (done.finished, done.runs, done.stopped) == (2, 2, False)
+    assert scores(tmp_path / "new.json") == scores(tmp_path / "own.json")
 
 
 def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tmp_path: Path) -> None:

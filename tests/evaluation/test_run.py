@@ -17,12 +17,12 @@ from transformers import BertForMaskedLM, DistilBertConfig, DistilBertForMaskedL
 
 from raptr import files
 from raptr.data import TokenStore
-from raptr.evaluation import jobs
-from raptr.evaluation import run as running
+from raptr.evaluation import finetuning, jobs
 from raptr.evaluation.encoder import load_encoder, tokenize
+from raptr.evaluation.finetuning import Request
 from raptr.evaluation.jobs import Judged
-from raptr.evaluation.run import finetune
-from raptr.evaluation.tuning import Recipe, Tuning, padded
+from raptr.evaluation.run import finetune, finetune_all
+from raptr.evaluation.tuning import Recipe, Tuning
 from raptr.models.export import save
 from raptr.report.runs import read_scores
 from raptr.train.config import Config
@@ -168,7 +168,7 @@ def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "write_json", write_and_stop)
+        patch.setattr(finetuning, "write_json", write_and_stop)
         part = finetune(
             bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE], console=QUIET, device="cpu"
         )
@@ -212,11 +212,29 @@ def test_rates_can_be_compared_on_fewer_seeds(bert: Path, task: Path, tmp_path: 
     assert (again.finished, again.planned) == (4, 4)
 
 
-def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
-    tuned(bert, little, tmp_path / "one", rates=[RATE], seeds=2)
-    tuned(bert, little, tmp_path / "two", rates=[RATE], seeds=2, jobs=2)
-    assert results(tmp_path / "two") == results(tmp_path / "one")
-    assert len(results(tmp_path / "two")) == 2
+def test_several_models_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
+    models = [bert, make_bert(tmp_path / "wider", width=48)]  # with the same tokenizer, so texts are tokenized once
+    encoders = [load_encoder(model).folder for model in models]
+    assert encoders[0].tokenizer_fingerprint == encoders[1].tokenizer_fingerprint
+    assert encoders[0].fingerprint != encoders[1].fingerprint
+
+    def judged(out: Path, jobs: int) -> dict[str, Any]:
+        requests = [
+            Request(model, "sst2", little, out / model.name, recipe=SHORT, rates=[RATE, 2 * RATE], seeds=2, tune=1)
+            for model in models
+        ]
+        ended: list[Path] = []
+        done = finetune_all(
+            requests, device="cpu", jobs=jobs, console=QUIET, on_judged=lambda one, _: ended.append(one.model)
+        )
+        assert sorted(ended) == sorted(models)
+        assert [(one.finished, one.planned) for one in done] == [(3, 3)] * 2
+        return {model.name: results(out / model.name) for model in models}
+
+    alone = judged(tmp_path / "one", 1)
+    assert alone["small"] != alone["wider"]
+    assert judged(tmp_path / "two", 2) == alone
+    assert judged(tmp_path / "two", 2) == alone  # told of again, with nothing left to do
 
 
 def test_several_at_once_stop_when_asked(
@@ -279,17 +297,6 @@ def test_another_family_of_encoders(task: Path, tmp_path: Path) -> None:
     record = tuned(folder, task, tmp_path / "out", rates=[2e-3], seeds=1)
     assert best(record)["means"]["accuracy"] > 0.9
     assert record["recipe"]["dropout_settings"] == ["dropout", "attention_dropout", "seq_classif_dropout"]
-
-
-def test_padding() -> None:
-    rows = [
-        {"input_ids": [2, 7, 7, 3], "attention_mask": [1, 1, 1, 1]},
-        {"input_ids": [2, 3], "attention_mask": [1, 1]},
-    ]
-    batch = padded(rows, 9, 6)
-    assert batch["input_ids"].tolist() == [[2, 7, 7, 3, 9, 9], [2, 3, 9, 9, 9, 9]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]
-    assert padded(rows, 9, 128)["input_ids"].shape == (2, 8)
 
 
 def test_a_space_before_each_text(bert: Path) -> None:

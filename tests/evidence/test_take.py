@@ -151,7 +151,7 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     for item in queue.read_queue():
         given = item.spec(None)
-        assert (given["tune"], given["widen"]) == ([0], True)
+        assert (given["tune"], given.get("widen", False)) == ([0], not item.judges)
         settings = given["settings"]
         assert set(settings) - {"objective"} == {"train", "data", "model", "optimizer"}
         assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 32
@@ -159,6 +159,38 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
         spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
         assert spent.pop("full") == 1
         assert all(given["flops"] - 0.001 < share <= given["flops"] for share in spent.values()), item.name
+
+
+def test_models_are_judged_at_the_learning_rates_that_were_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    items = {item.name: item for item in queue.read_queue()}
+    names = ("long-12x256", "progressive-12x256", "rivals-12x256")
+    rows = [row for name in names for row in json.loads(items[name].record.read_text())["best"]]
+    for item in items.values():
+        if not item.judges:
+            continue
+        assert item.held  # nothing but its own command sees that its tasks' folder is there
+        for entry in read_comparison(item.spec(None)).entries:
+            (peak,) = entry.peaks
+            assert {row["peak"] for row in rows if row["label"] == entry.label} == {peak}, entry.label
+
+
+def test_what_is_judged_takes_no_runs_from_other_records(store: TokenStore, tmp_path: Path) -> None:
+    folder = made(tmp_path / "project", store)
+    path = folder / "evidence" / "second.yaml"
+    spec = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**spec, "evaluate": {"finetune": {"data": str(tmp_path / "glue")}}}))
+    entries = [
+        {"name": name, "question": "?", "means": "!", "file": f"{folder}/evidence/{name}.yaml"} for name in NAMES
+    ]
+    (tmp_path / "queue.yaml").write_text(yaml.safe_dump(entries))
+    first, second = queue.read_queue(tmp_path / "queue.yaml")
+    assert second.asked([first, second], store.path, tmp_path).others == ()
+    assert first.asked([first, second], store.path, tmp_path).others == (second.record,)
+    assert (first.ready(store.path), second.ready(store.path)) == (True, False)
+    (tmp_path / "glue").mkdir()
+    assert second.ready(store.path)
+    assert "evaluate" in second.spec(store.path)
 
 
 def test_every_comparison_is_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

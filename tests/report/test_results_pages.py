@@ -1,6 +1,9 @@
 """The results pages: their tables are those of the records beside them."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,73 @@ def test_the_queue_says_what_is_a_lead_partial_or_not_run() -> None:
     part = evidence.sections({**none, "long-12x256": first})
     assert "16 of 26 runs" in part
     assert "One seed" in part
+
+
+def judged(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """The record as if the models of these entries had been judged: the lower the loss, the higher the scores."""
+
+    def cell(run: dict[str, Any], above: float) -> dict[str, Any]:
+        score = above + 0.9 - 0.1 * run["loss"]
+        return {"score": score, "constant": 0.5, "interval": 0.01, "n": 3, "metric": "accuracy", "edge": above == 0}
+
+    runs = [
+        {**run, "scores": {"MNLI": cell(run, 0.0), "SST-2": cell(run, 0.1)}}
+        if run["label"] in labels and run["peak"] == 0.002
+        else run
+        for run in record["runs"]
+    ]
+    return {**record, "runs": runs}
+
+
+def test_scores_on_tasks_are_shown_and_drawn_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = redraw.records(evidence.PAGE)["long-12x256"]
+    labels = ["full", "full (reduced)", "raptr, sqrt"]
+    whole = {
+        **dict.fromkeys(item.name for item in evidence.ITEMS),
+        "control": None,
+        "long-12x256": judged(record, labels),
+    }
+    shown = evidence.sections(whole)
+    assert "| entry | FLOPs | held-out loss | MNLI | SST-2 | Avg. |" in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("| full |") and line.count("|") == 7]
+    assert line.split("|")[2:7:4] == [" 1.000 ", " 70.2 ± 0.1 "]  # costs, and the average of 65.2 and 75.2
+    assert "not judged yet are raptr, none; stacking" in shown
+    assert "3 seeds" in shown
+    assert "9 of 18 scores" in shown  # rates at the edge
+    assert "](evidence/long-12x256-tasks.png)" in shown
+    assert "| MNLI |" not in evidence.sections({**whole, "long-12x256": record})
+
+    drawn = {name: draw(whole) for name, draw in evidence.PAGE.figures.items()}
+    (name,) = [name for name, figure in drawn.items() if figure is not None]
+    assert name == "evidence/long-12x256-tasks.png"
+    left, right = drawn[name].axes  # type: ignore[union-attr]
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["MNLI", "SST-2"]
+    assert len(left.patches) == len(labels) * 2
+    assert len(left.containers) == len(labels) * 4  # each bar and its interval
+    assert len(right.containers) == len(labels)
+    assert "loss" in right.get_xlabel()
+
+    monkeypatch.setattr(redraw, "ROOT", tmp_path)  # and as `make results` does it
+    monkeypatch.setattr(redraw, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr(redraw, "RESULTS", tmp_path / "docs" / "results")
+    monkeypatch.setattr(redraw, "MEASURED", tmp_path / "measured.json")
+    monkeypatch.setattr(redraw, "PAGES", (evidence.PAGE,))
+    (tmp_path / "docs" / "results" / "evidence").mkdir(parents=True)
+    (tmp_path / "docs" / "results" / "evidence.md").write_text(
+        "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in evidence.PAGE.tables)
+    )
+    place = tmp_path / evidence.PAGE.records["glue-12x256"]
+    place.write_text(json.dumps(judged(record, labels)))
+    redraw.main()
+    assert (tmp_path / "docs" / "results" / "evidence" / "glue-12x256-tasks.png").read_bytes().startswith(b"\x89PNG")
+    assert "(evidence/glue-12x256-tasks.png)" in (tmp_path / "docs" / "results" / "evidence.md").read_text()
+
+
+def test_advice_does_not_rest_on_runs_made_to_be_judged() -> None:
+    record = redraw.records(evidence.PAGE)["long-12x256"]
+    assert measurements({"long-12x256": record})
+    with_tasks = {**record, "comparison": {**record["comparison"], "evaluate": {"finetune": {"data": "glue"}}}}
+    assert not measurements({"glue-12x256": with_tasks})
 
 
 def test_the_control_stands_beside_the_record() -> None:

@@ -33,7 +33,7 @@ SQRT, CHOICES = (
 
 def joined(records: Records) -> Mapping[str, Any]:
     """The long runs with those of progressive stacking: on the same text, under the same terms."""
-    long = records["long"]
+    long: Mapping[str, Any] = records["long"]
     for later in (records[name] for name in LATER):
         assert (later["data"]["fingerprint"], later["full_flops"]) == (long["data"]["fingerprint"], long["full_flops"])
         added = {label: config for label, config in later["configs"].items() if label not in long["configs"]}

@@ -1,15 +1,19 @@
 """The page of the queue of comparisons: each one's question, command, and table or that it was not run yet."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.queue import LEAST, QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
+from raptr.comparison.results import about_scores, tasks_picture
 from raptr.comparison.spec import FULL
-from raptr.comparison.table import denoisers_markdown, finals, markdown, notes
+from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
 
 ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
 
@@ -22,10 +26,10 @@ def sections(records: Records) -> str:
 def _section(item: Item, record: Mapping[str, Any] | None) -> str:
     command = f"raptr compare {item.file} --record {item.record} --jobs 7"
     head = [f"### {item.name}", f"**{item.question}** {item.means}", f"```\n{command}\n```"]
-    return "\n\n".join([*head, *(["**Not run yet.**"] if record is None else _found(record))])
+    return "\n\n".join([*head, *(["**Not run yet.**"] if record is None else _found(item.name, record))])
 
 
-def _found(record: Mapping[str, Any]) -> list[str]:
+def _found(name: str, record: Mapping[str, Any]) -> list[str]:
     """What a comparison came to: how far it is, what was trained and where, and each entry at its best rate."""
     rows = read_rows(record)
     best = finals(rows)
@@ -46,7 +50,29 @@ def _found(record: Mapping[str, Any]) -> list[str]:
     denoisers = (
         ["Held-out loss by denoiser:", denoisers_markdown(best).rstrip()] if any(row.denoisers for row in best) else []
     )
-    return [" ".join(said), markdown(best).rstrip(), *notes(best), *denoisers]
+    return [" ".join(said), markdown(best).rstrip(), *notes(best), *denoisers, *_judged(name, record, best)]
+
+
+def _judged(name: str, record: Mapping[str, Any], best: Sequence[Row]) -> list[str]:
+    """The scores on tasks, where models were judged by some."""
+    judged, missing = [row for row in best if row.scores], [row.label for row in best if not row.scores]
+    if not judged:
+        return []
+    seeds = sorted({score.n for row in judged for score in row.scores.values()})
+    said = [f"Judged by tasks as the comparison's file says, with models of {' or '.join(map(str, seeds))} seeds each."]
+    said += [f"**Partial: not judged yet are {'; '.join(missing)}.**"] if missing else []
+    picture = f"![scores on tasks, and their average against the held-out loss]({_figure(name)})"
+    return [" ".join([*said, about_scores(record)]), tasks_markdown(best).rstrip(), picture]
+
+
+def _figure(name: str) -> str:
+    return f"evidence/{name}-tasks.png"
+
+
+def _draw(name: str, records: Records) -> Figure | None:
+    record = records[name]
+    judged = record is not None and any(row.scores for row in read_rows(record))
+    return tasks_picture(record) if judged else None
 
 
 def _where(environment: Mapping[str, Any]) -> str:
@@ -75,4 +101,5 @@ PAGE = Page(
     "results/evidence",
     {item.name: str(item.record) for item in ITEMS} | {CONTROL: "docs/results/evidence/control.json"},
     {"queue": sections, "control": control},
+    {_figure(item.name): partial(_draw, item.name) for item in ITEMS},
 )

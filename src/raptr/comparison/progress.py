@@ -2,6 +2,9 @@
 
 A run is finished when its folder says so (`outcome.json`), or the comparison's record has it, or another record does:
 one with the same configuration and the same data, whatever its label there.
+
+A comparison that judges its models by tasks does so seed by seed, the tuning seeds first: one that is stopped has whole
+seeds. Records hold no models, so a run that is to be judged and is known from a record alone is made again.
 """
 
 import json
@@ -118,6 +121,8 @@ class Progress:
         fingerprint = None if data is None else data["fingerprint"]
         self._fingerprint = "" if fingerprint is None else fingerprint
         self._finished: dict[Key, Finished] = {}
+        self._here: set[Key] = set()  # those read from their folders
+        self._judged = 0  # how many of the comparison's rounds are judged
         found = load_record(self.record) if self.continued else None
         if found is not None:
             check_record(self.record, found, comparison.entries, fingerprint)
@@ -164,8 +169,22 @@ class Progress:
         ]
 
     def unfinished(self) -> list[Task]:
-        """The runs that are wanted and not finished."""
-        return [task for task in self.tasks() if task.run.key not in self._finished]
+        """The runs that are wanted and not finished, or finished elsewhere without a model that is wanted here."""
+        tasks, again = self.tasks(), self._again()
+        return [task for task in tasks if task.run.key not in self._finished or task.run.key in again]
+
+    def due(self) -> list[Task]:
+        """Those of them to be made now: before the models of earlier rounds are judged, no later one begins."""
+        waiting = self.unfinished()
+        if not self.unjudged:
+            return waiting
+        seeds = {seed for group in self.comparison.rounds[: self._judged + 1] for seed in group}
+        return [task for task in waiting if task.run.seed in seeds]
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether models are still to be judged by tasks."""
+        return bool(self.comparison.evaluate) and self._judged < len(self.comparison.rounds)
 
     def whole(self, seed: int) -> bool:
         """Whether every run of this seed is finished that is wanted by now."""
@@ -194,28 +213,47 @@ class Progress:
         write_text(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
         return made
 
-    def judge(self, stop: StopRequest, console: Console) -> bool:
-        """Judge every entry's runs at its best learning rate by the tasks; whether that came to its end."""
-        best = self._best()
-        for task in self.tasks():
-            run = task.run
-            if best[run.entry.label] != run.peak or self._finished[run.key].outcome.loss is None:
+    def judge(self, stop: StopRequest, console: Console) -> None:
+        """Judge every entry's runs of the round at its best learning rate by the tasks, once all are finished."""
+        if not self.unjudged or stop.asked or self.due():
+            return
+        best, seeds, wanted = self._best(), self.comparison.rounds[self._judged], {}
+        for task in (task for task in self.tasks() if task.run.seed in seeds):
+            run, outcome = task.run, self._finished[task.run.key].outcome
+            if outcome.loss is None or best[run.entry.label] != run.peak:
                 continue
-            if not has_model(task.folder):
-                if not self._finished[run.key].outcome.scores:
-                    console.print(f"not judged by tasks, since its model was not kept: {run}", markup=False)
-                continue
-            console.print(f"judging {run}", highlight=False, markup=False)
-            scores = judge(
-                self.comparison.evaluate, task.folder, run.config, jobs=self.jobs, stop=stop, console=console
-            )
-            if scores is None:
-                return False
+            if has_model(task.folder):
+                wanted[task.folder] = run
+            elif not outcome.scores:
+                console.print(f"not judged by tasks, since its model was not kept: {run}", markup=False)
+
+        def keep(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> None:
+            run = wanted[folder]
+            console.print(f"judged {run}", highlight=False, markup=False)
             found = self._finished[run.key]
             self._finished[run.key] = replace(found, outcome=replace(found.outcome, scores=scores))
             if self.continued:
                 self.write()
-        return True
+
+        asked, config = self.comparison.evaluate, self.comparison.entries[0].config
+        if judge(asked, list(wanted), config, jobs=self.jobs, stop=stop, console=console, on_judged=keep):
+            self._judged += 1
+
+    def _again(self) -> set[Key]:
+        """The runs whose models are to be judged, but are known from records alone: without scores, and not here."""
+        if not self.comparison.evaluate:
+            return set()
+        best, tune = self._best(), self.comparison.tune
+        tuning = {run.entry.label for run in self._wanted if run.seed in tune and run.key not in self._finished}
+        ready = [run for run in self._wanted if run.entry.label not in tuning and self._elsewhere(run)]
+        return {run.key for run in ready if best[run.entry.label] == run.peak}
+
+    def _elsewhere(self, run: PlannedRun) -> bool:
+        """Whether a record has the run, which was to be judged and was not."""
+        found = self._finished.get(run.key)
+        if found is None or run.key in self._here or not self.comparison.evaluate:
+            return False
+        return found.outcome.loss is not None and not found.outcome.scores
 
     def _best(self) -> dict[str, float | None]:
         by_label: dict[str, dict[float, list[Outcome]]] = {}
@@ -230,7 +268,7 @@ class Progress:
         """Read the runs that were finished since the last look; whether there were any."""
         before = len(self._finished)
         for run in runs:
-            if run.key not in self._finished:
+            if run.key not in self._finished or self._elsewhere(run):
                 found = self._read(run)
                 if found is not None:
                     self._finished[run.key] = found
@@ -241,6 +279,7 @@ class Progress:
         read = read_finished(self._folder(run), *run.key, run.entry.steps)
         if read is not None:
             made, outcome = read
+            self._here.add(run.key)
             return Finished(outcome, made.config, made.environment)
         unseen = self._others[self._seen.get(run.key, 0) :]
         self._seen[run.key] = len(self._others)

@@ -54,7 +54,7 @@ def _constants(record: Mapping[str, Any], label: str) -> dict[str, float]:
 def shown(record: Mapping[str, Any]) -> Group:
     """The final table of a comparison's record, for a terminal."""
     table = read_rows(record)
-    judged = [_constant_answers(record)] if any(row.scores for row in table) else []
+    judged = [about_scores(record)] if any(row.scores for row in table) else []
     caption = " ".join([record["budget"], *notes(table), *judged])
     return rich_table(finals(table), f"Comparison: {_title(record)}", caption)
 
@@ -73,7 +73,7 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     if any(row.denoisers for row in table):
         parts += ["## By denoiser", denoisers_markdown(finals(table)).rstrip()]
     if any(row.scores for row in table):
-        parts += ["## Judged by tasks", tasks_markdown(finals(table)).rstrip(), _constant_answers(record)]
+        parts += ["## Judged by tasks", tasks_markdown(finals(table)).rstrip(), about_scores(record)]
         parts.append(f"![scores on tasks, and their average against the held-out loss]({NAME}-tasks.png)")
     if len(table) > len(finals(table)):
         chosen = "The best learning rate of an entry is chosen by these same losses, on the seeds that all rates have."
@@ -84,8 +84,8 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _constant_answers(record: Mapping[str, Any]) -> str:
-    """What the best constant answers score, and which entries are no better."""
+def about_scores(record: Mapping[str, Any]) -> str:
+    """What a reader of the scores must know: what constant answers score, who is no better, and rates at an edge."""
     said = ["Scores are percent, means over the seeds with 95% intervals."]
     low = []
     for row in finals(read_rows(record)):
@@ -102,6 +102,11 @@ def _constant_answers(record: Mapping[str, Any]) -> str:
         low += [f"{row.label} on {', '.join(names)}"] if names else []
     if low:
         said.append(f"At chance, not above the constant answer by more than the error: {'; '.join(low)}.")
+    cells = [cell for run in read_outcomes(record) for cell in run.scores.values()]
+    if edges := sum(bool(cell.get("edge")) for cell in cells):
+        said.append(
+            f"The best fine-tuning rate was the lowest or the highest tried for {edges} of {len(cells)} scores."
+        )
     return " ".join(said)
 
 

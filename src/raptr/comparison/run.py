@@ -106,22 +106,26 @@ def compare_all(
         ]
         for progress in all_progress:
             progress.check()
-        for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
-            whole = progress.whole(done.run.seed) and bool(progress.unfinished())
-            for other in all_progress:
-                other.learn(progress, done.run)
-            record = progress.write() if progress.continued or whole else None  # what a kill leaves
-            if record is not None and whole:
-                redraw(record, progress.out)
+        while not stop.asked:
+            for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
+                whole = progress.whole(done.run.seed) and bool(progress.unfinished())
+                for other in all_progress:
+                    other.learn(progress, done.run)
+                record = progress.write() if progress.continued or whole else None  # what a kill leaves
+                if record is not None and whole:
+                    redraw(record, progress.out)
+            for progress in all_progress:
+                progress.judge(stop, console)
+            if not any(progress.unjudged for progress in all_progress):
+                break
         for progress in all_progress:
-            asked_tasks = bool(progress.comparison.evaluate) and not stop.asked and not progress.unfinished()
-            judged = progress.judge(stop, console) if asked_tasks else not progress.comparison.evaluate
             record = progress.write()
             if record is not None:
                 redraw(record, progress.out)
             table = None if record is None else shown(record)
             finished, planned = progress.finished, progress.planned
-            compared.append(Compared(progress.out, finished, planned, table, stopped=finished < planned or not judged))
+            stopped = finished < planned or progress.unjudged
+            compared.append(Compared(progress.out, finished, planned, table, stopped=stopped))
     return compared
 
 
@@ -133,7 +137,7 @@ def _described(store: TokenStore) -> dict[str, Any]:
 
 def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, Task]]:
     """The runs that are not finished, the first comparison's first; later comparisons are looked at only if asked."""
-    return ((progress, task) for progress in all_progress for task in progress.unfinished())
+    return ((progress, task) for progress in all_progress for task in progress.due())
 
 
 def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:

@@ -108,6 +108,11 @@ class Comparison:
         return sum(len(entry.peaks) * len(self.tune) + others for entry in self.entries)
 
     @property
+    def rounds(self) -> list[tuple[int, ...]]:
+        """The seeds in the order in which models are judged: those on which learning rates are compared, then each."""
+        return [self.tune, *((seed,) for seed in self.seeds if seed not in self.tune)]
+
+    @property
     def planned_flops(self) -> float:
         others = len(self.seeds) - len(self.tune)
         return sum(entry.flops * (len(entry.peaks) * len(self.tune) + others) for entry in self.entries)

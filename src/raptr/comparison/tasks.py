@@ -4,14 +4,15 @@
       finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; rates and the recipe's keys too
       fewshot: {data: fewshot, tasks: [paper], shots: [1], examples: 200}      decoders
 
-The model of every run is kept as an export in its folder. When all runs are finished, each entry is judged at its best
-learning rate, with every seed; what was judged before is not judged again.
+The model of every run is kept as an export in its folder. Each entry is judged at its best learning rate, seed by seed
+(progress.py); what was judged before is not judged again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rich.console import Console
 
@@ -22,6 +23,11 @@ from raptr.train.config import Config
 from raptr.train.run import RunFolder
 from raptr.train.safety import StopRequest
 
+if TYPE_CHECKING:
+    from raptr.evaluation.finetuning import Request
+    from raptr.evaluation.jobs import Judged
+
+Scores: TypeAlias = dict[str, dict[str, Any]]  # of a model, by column
 ENCODERS = "mlm"  # the objective of models that are fine-tuned; others go on with a text
 
 
@@ -110,61 +116,97 @@ def _read_fewshot(given: Any, config: Config) -> Fewshot:
 
 
 def judge(
-    asked: Evaluate, run: Path, config: Config, *, jobs: int, stop: StopRequest, console: Console
-) -> dict[str, dict[str, Any]] | None:
-    """The scores of a run's model by column, in the order asked for; None where it was asked to stop."""
-    before, device = run / EVALUATION, config.train.device
+    asked: Evaluate,
+    runs: Sequence[Path],
+    config: Config,
+    *,
+    jobs: int,
+    stop: StopRequest,
+    console: Console,
+    on_judged: Callable[[Path, Scores], None],
+) -> bool:
+    """Judge the models of these runs, and tell the scores of each that is judged on all tasks; whether all are.
+
+    `config` is that of any of the runs.
+    """
     if asked.finetune is not None:
-        from raptr.evaluation.run import finetune
-        from raptr.evaluation.tasks import find_task
-        from raptr.evaluation.tuning import Recipe
+        return _finetune(asked, runs, config, jobs=jobs, stop=stop, console=console, on_judged=on_judged)
+    for run in runs:
+        scores = _fewshot(asked, run, config, stop=stop, console=console)
+        if scores is None:
+            return False
+        on_judged(run, scores)
+    return True
 
-        ask, titles = asked.finetune, []
-        for name in ask.tasks:
-            task = find_task(name)
-            done = finetune(
-                run,
-                name,
-                Path(ask.data),
-                before / f"finetune-{task.name}",
-                recipe=Recipe(**asked.recipe),
-                rates=ask.rates,
-                seeds=ask.seeds,
-                tune=ask.tune,
-                device=device,
-                jobs=jobs,
-                console=console,
-                stop=stop,
-            )
-            if done.stopped:
-                return None
-            titles.append(task.title)
-        return _chosen(run, titles)
-    assert asked.fewshot is not None
+
+def _finetune(
+    asked: Evaluate,
+    runs: Sequence[Path],
+    config: Config,
+    *,
+    jobs: int,
+    stop: StopRequest,
+    console: Console,
+    on_judged: Callable[[Path, Scores], None],
+) -> bool:
+    from raptr.evaluation.finetuning import Request
+    from raptr.evaluation.run import finetune_all
+    from raptr.evaluation.tasks import find_task
+    from raptr.evaluation.tuning import Recipe
+
+    ask = asked.finetune
+    assert ask is not None
+    tasks = [find_task(name) for name in ask.tasks]
+    requests = [
+        Request(
+            run,
+            task.name,
+            Path(ask.data),
+            run / EVALUATION / f"finetune-{task.name}",
+            recipe=Recipe(**asked.recipe),
+            rates=ask.rates,
+            seeds=ask.seeds,
+            tune=ask.tune,
+        )
+        for run in runs
+        for task in tasks
+    ]
+    ended: Counter[Path] = Counter()
+
+    def on_end(request: "Request", _: "Judged") -> None:
+        ended[request.model] += 1
+        if ended[request.model] == len(tasks):
+            on_judged(request.model, _chosen(request.model, [task.title for task in tasks]))
+
+    done = finetune_all(requests, device=config.train.device, jobs=jobs, console=console, stop=stop, on_judged=on_end)
+    return not any(one.stopped for one in done)
+
+
+def _fewshot(asked: Evaluate, run: Path, config: Config, *, stop: StopRequest, console: Console) -> Scores | None:
     from raptr.evaluation.fewshot.run import fewshot
+    from raptr.evaluation.fewshot.summary import columns
 
-    ask_shots = asked.fewshot
-    attention = ask_shots.attention or ("prefix" if config.objective.name == "ul2" else "causal")
+    ask = asked.fewshot
+    assert ask is not None
+    attention = ask.attention or ("prefix" if config.objective.name == "ul2" else "causal")
     judged = fewshot(
         [run],
-        ask_shots.tasks,
-        Path(ask_shots.data),
-        before / "fewshot",
-        shots=ask_shots.shots,
-        examples=ask_shots.examples,
+        ask.tasks,
+        Path(ask.data),
+        run / EVALUATION / "fewshot",
+        shots=ask.shots,
+        examples=ask.examples,
         attention=[attention],
-        device=device,
+        device=config.train.device,
         console=console,
         stop=stop,
     )
     if judged.stopped or judged.record is None:
         return None
-    from raptr.evaluation.fewshot.summary import columns
-
     return _chosen(run, list(columns(judged.record, next(iter(judged.record["models"])))))
 
 
-def _chosen(run: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _chosen(run: Path, names: Sequence[str]) -> Scores:
     noted = read_scores(run)
     return {name: noted[name] for name in names if name in noted}
 

@@ -1,7 +1,7 @@
 """A folder of `transformers` with a model and its tokenizer: a raptr export, or anybody's model."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from raptr.files import sha256_of
 from raptr.train import checkpoint
 from raptr.train.exporting import export
 
+TOKENIZER = ("*token*", "*vocab*", "merges*", "*.model")  # names of a tokenizer's files
+
 
 @final
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class ModelFolder:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     fingerprint: str
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """A checksum of the tokenizer's files; models that share it share what texts become."""
+        return _checksum(path for pattern in TOKENIZER for path in self.path.glob(pattern))
 
     def longest(self, length: int | None = None) -> int:
         """How many tokens a sequence may have, at most `length`."""
@@ -65,8 +72,11 @@ def _exported(run: Path) -> Path:
 
 def _fingerprint(folder: Path) -> str:
     """A checksum of configuration, weights and tokenizer."""
-    paths = sorted([*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("tokenizer.json")])
-    sums = "\n".join(f"{path.name} {sha256_of(path)}" for path in paths)
+    return _checksum([*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("tokenizer.json")])
+
+
+def _checksum(paths: Iterable[Path]) -> str:
+    sums = "\n".join(f"{path.name} {sha256_of(path)}" for path in sorted(set(paths)))
     return hashlib.sha256(sums.encode()).hexdigest()
 
 

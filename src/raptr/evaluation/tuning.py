@@ -7,7 +7,7 @@ norm 1, dropout 0.1, 128 tokens. The score is that of the last step; no step is 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raptr.evaluation.coding import Coded, coded
 from raptr.evaluation.encoder import Encoder, tokenize
 from raptr.evaluation.metrics import score
 from raptr.evaluation.reading import Split, TaskData
+from raptr.evaluation.stepping import Steps, on_stream, scores
 from raptr.train.safety import StopRequest
 
-EVAL_BATCH = 128
-MULTIPLE = 8  # sequences are padded to a multiple of this
+EVAL_BATCH = 256
 
 
 @final
@@ -56,127 +57,93 @@ class Recipe:
 
 
 @final
-@dataclass(frozen=True)
-class Coded:
-    """Examples as ids, with their targets."""
-
-    inputs: Sequence[dict[str, list[int]]]
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
-@final
 class Tuning:
-    """A task's data, tokenized once for all jobs."""
+    """A task's examples, tokenized once for all jobs of models that share a tokenizer."""
 
     def __init__(self, encoder: Encoder, data: TaskData, recipe: Recipe, device: torch.device) -> None:
-        self._encoder, self._data, self._recipe, self._device = encoder, data, recipe, device
-        self._train = self._code(chosen(data.train, recipe.examples))
-        self._dev = self._code(data.dev)
-        self._longest = encoder.folder.longest(recipe.length)
+        self._data, self._recipe, self._device = data, recipe, device
+        self._train = self._code(encoder, chosen(data.train, recipe.examples)).to(device)
+        self._dev = self._code(encoder, data.dev).to(device)
         self.steps = recipe.epochs * math.ceil(len(self._train) / recipe.batch)
 
-    def _code(self, split: Split) -> Coded:
-        recipe = self._recipe
-        inputs = tokenize(self._encoder, split.texts, recipe.length, leading_space=recipe.leading_space)
+    def _code(self, encoder: Encoder, split: Split) -> Coded:
+        rows = tokenize(encoder, split.texts, self._recipe.length, leading_space=self._recipe.leading_space)
         kind = torch.float32 if self._data.task.regression else torch.long
-        return Coded(inputs, torch.tensor(split.targets).to(kind))
+        pad = encoder.folder.tokenizer.pad_token_id
+        assert isinstance(pad, int)
+        return coded(rows, torch.tensor(split.targets).to(kind), pad)
 
-    def run(self, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]) -> dict[str, Any] | None:
+    def run(
+        self, encoder: Encoder, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]
+    ) -> dict[str, Any] | None:
         """The result of one job; None if it was asked to stop."""
         devices = [self._device] if self._device.type == "cuda" else []
         started = time.monotonic()
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), on_stream(self._device) as capture:
             torch.manual_seed(seed)  # the new head and dropout
-            model = self._encoder.classifier(self._data.outputs, self._recipe.dropout)
+            model = encoder.classifier(self._data.outputs, self._recipe.dropout)
             torch.nn.Module.to(model, self._device)
-            diverged, loss = self._fit(model, rate, seed, stop, on_step)
-        if diverged is None and stop.asked:
-            return None
-        scores = None if diverged is not None else self._score(model)
-        return {
-            "device": self._device.type,
-            "rate": rate,
-            "seed": seed,
-            "scores": scores,
-            "loss": loss,  # of the last training batch
-            "diverged": diverged,
-            "seconds": time.monotonic() - started,
-        }
+            steps = Steps(
+                model,
+                self._train,
+                self._loss,
+                weight_decay=self._recipe.weight_decay,
+                clip=self._recipe.clip,
+                half=self._device.type == "cuda",
+                capture=capture,
+            )
+            self._fit(model, steps, rate, seed, stop, on_step)
+            diverged = steps.diverged()
+            if diverged is None and stop.asked:
+                return None
+            return {
+                "device": self._device.type,
+                "rate": rate,
+                "seed": seed,
+                "scores": None if diverged is not None else self._score(model),
+                "loss": None if diverged is not None else steps.loss,  # of the last training batch
+                "diverged": diverged,
+                "graphs": steps.captured,
+                "seconds": time.monotonic() - started,
+            }
 
     def _fit(
-        self, model: Any, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]
-    ) -> tuple[int | None, float | None]:
-        """Train to the last step, or until a stop; the first step that was not finite, if any, or the last loss."""
-        recipe = self._recipe
-        named = list(model.named_parameters())
-        groups = [
-            {"params": [p for _, p in named if p.ndim > 1], "weight_decay": recipe.weight_decay},
-            {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=rate, eps=1e-6)
+        self, model: Any, steps: Steps, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]
+    ) -> None:
+        """Train to the last step, or until a stop or the end of an epoch in which a step was not finite."""
+        recipe, step = self._recipe, 0
         order = torch.Generator().manual_seed(seed)
         model.train()
-        step, first_bad = 0, torch.full((), -1, device=self._device)  # read once an epoch: no step waits for a GPU
         for _ in range(recipe.epochs):
-            shuffled = torch.randperm(len(self._train), generator=order)
-            for start in range(0, len(shuffled), recipe.batch):
+            shuffled_N = torch.randperm(len(self._train), generator=order)
+            batches = torch.split(shuffled_N.to(self._device), recipe.batch)
+            for places_B, width in zip(batches, self._train.widths(shuffled_N, recipe.batch), strict=True):
                 if stop.asked:
-                    return None, None
-                places = shuffled[start : start + recipe.batch]
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * recipe.rate(step, self.steps)
-                loss = self._loss(self._outputs(model, self._train, places.tolist()), self._train.targets[places])
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-                optimizer.step()
-                finite = loss.isfinite() & norm.isfinite()
-                first_bad = torch.where((first_bad < 0) & ~finite, step, first_bad)
+                    return
+                steps(places_B, width, rate * recipe.rate(step, self.steps))
                 step += 1
                 on_step()
-            if (bad := int(first_bad)) >= 0:
-                return bad, None
-        return None, float(loss.detach())
+            if steps.diverged() is not None:  # read once an epoch: no step waits for the GPU
+                return
 
-    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets = targets.to(self._device)
+    def _loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         if self._data.task.regression:
-            return functional.mse_loss(outputs[:, 0], targets)
-        return functional.cross_entropy(outputs, targets)
-
-    def _outputs(self, model: Any, coded: Coded, places: Sequence[int]) -> Tensor:
-        pad = self._encoder.folder.tokenizer.pad_token_id
-        rows = padded([coded.inputs[place] for place in places], pad, self._longest)
-        batch = {name: tensor.to(self._device) for name, tensor in rows.items()}
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            outputs: Tensor = model(**batch).logits
-        return outputs.float()
+            return functional.mse_loss(outputs_BC[:, 0], targets_B)
+        return functional.cross_entropy(outputs_BC, targets_B)
 
     @torch.no_grad()
     def _score(self, model: Any) -> dict[str, float]:
+        """The metrics on the dev set, in batches of similar lengths."""
         model.eval()
-        places = sorted(range(len(self._dev)), key=lambda place: len(self._dev.inputs[place]["input_ids"]))
-        predictions = np.zeros(len(places))
-        for start in range(0, len(places), EVAL_BATCH):
-            chunk = places[start : start + EVAL_BATCH]
-            outputs = self._outputs(model, self._dev, chunk)
-            answers = outputs[:, 0] if self._data.task.regression else outputs.argmax(-1)
-            predictions[chunk] = answers.cpu().numpy()
-        return score(self._data.task.metrics, self._dev.targets.numpy(), predictions)
-
-
-def padded(rows: Sequence[dict[str, list[int]]], pad: int, limit: int) -> dict[str, Tensor]:
-    """The rows of a batch, padded on the right to a common length: a multiple of `MULTIPLE`, or at most `limit`."""
-    longest = max(len(row["input_ids"]) for row in rows)
-    width = max(longest, min(-(-longest // MULTIPLE) * MULTIPLE, limit))
-    fill = {"input_ids": pad}  # 0 for all else: no attention, the first type
-    return {
-        name: torch.tensor([row[name] + [fill.get(name, 0)] * (width - len(row[name])) for row in rows])
-        for name in rows[0]
-    }
+        by_length_N = self._dev.lengths_N.argsort(stable=True)
+        batches = torch.split(by_length_N.to(self._device), EVAL_BATCH)
+        answers = []
+        for places_B, width in zip(batches, self._dev.widths(by_length_N, EVAL_BATCH), strict=True):
+            outputs_BC = scores(model, self._dev.batch(places_B, width))
+            answers.append(outputs_BC[:, 0] if self._data.task.regression else outputs_BC.argmax(-1))
+        predictions = np.zeros(len(self._dev))
+        predictions[by_length_N.numpy()] = torch.cat(answers).cpu().numpy()
+        return score(self._data.task.metrics, self._dev.targets_N.cpu().numpy(), predictions)
 
 
 def chosen(split: Split, examples: int | None) -> Split:

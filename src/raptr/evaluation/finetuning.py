@@ -1,0 +1,157 @@
+"""One encoder fine-tuned on one task: which jobs are wanted, which are finished, and the record over them.
+
+OUT/settings.json           what all jobs share: model, data and recipe; other ones are refused
+OUT/jobs/RATE-SEED.json     the result of a job
+OUT/finetune.json, .png     the record over all jobs, and its chart
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from raptr.evaluation.encoder import Encoder
+from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.noting import note_scores
+from raptr.evaluation.reading import TaskData
+from raptr.evaluation.summary import as_json, best_rate, draw, rows
+from raptr.evaluation.tasks import Task
+from raptr.evaluation.tuning import Recipe, constant_answer
+from raptr.files import new_file
+from raptr.report.plots import save
+from raptr.train.run import environment
+
+NAME = "finetune"
+SEEDS = 3
+
+Key = tuple[float, int]  # learning rate, seed
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """A model and the task to judge it by.
+
+    `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
+    `rates` the encoder's width decides (`Encoder.rates`). With `tune` the rates are compared on so many seeds, and the
+    other seeds run at the best one only.
+    """
+
+    model: Path
+    task: str
+    data: Path
+    out: Path | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    rates: Sequence[float] = ()
+    seeds: int = SEEDS
+    tune: int | None = None
+    texts: Sequence[str] = ()
+    label: str | None = None
+    dev: str | None = None
+
+    def __post_init__(self) -> None:
+        for rate in self.rates:
+            if not 0 < rate <= 1:
+                raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
+        if self.seeds < 1:
+            raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 on is allowed")
+        if self.tune is not None and not 1 <= self.tune <= self.seeds:
+            raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
+
+
+@final
+class Finetuning:
+    """A request with its encoder and examples; `settle` comes before all else, when the folder is locked."""
+
+    def __init__(self, request: Request, encoder: Encoder, examples: TaskData) -> None:
+        self.request, self.encoder, self.examples = request, encoder, examples
+        self.folder = request.out or Path("runs") / NAME / f"{encoder.folder.name}-{self.task.name}"
+        self._rates, self._compared = sorted(set(request.rates or encoder.rates)), request.tune or request.seeds
+        self._settings = _settings(encoder, examples, request.recipe)
+
+    @property
+    def task(self) -> Task:
+        """What the encoder is judged by."""
+        return self.examples.task
+
+    def settle(self) -> None:
+        """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
+        path = self.folder / "settings.json"
+        if path.is_file():
+            refuse_changed(self.folder, read_json(path), self._settings)
+        else:
+            write_json(path, self._settings)
+
+    def missing(self) -> list[Key]:
+        """The jobs that are wanted by now and not finished."""
+        return [key for key in self._wanted() if self._read(key) is None]
+
+    def keep(self, result: dict[str, Any]) -> None:
+        """Write the file of a finished job."""
+        write_json(self._path((result["rate"], result["seed"])), result)
+
+    def judged(self) -> Judged:
+        """Write the record over all jobs of the folder, those of earlier commands too, and its chart."""
+        record = self._record()
+        if record is not None:
+            self._note(record)
+        planned = self._wanted()
+        done = [key for key in planned if self._read(key) is not None]
+        undecided = len(done) < len(planned) and len(planned) == len(self._rates) * self._compared
+        later = self.request.seeds - self._compared if undecided else 0
+        return Judged(self.folder, record, len(done), len(planned) + later)
+
+    def _wanted(self) -> list[Key]:
+        """Every rate with the seeds on which they are compared; when these are done, the best rate with the others."""
+        first = [(rate, seed) for rate in self._rates for seed in range(self._compared)]
+        results = [result for key in first if (result := self._read(key)) is not None]
+        if len(results) < len(first):
+            return first
+        by_rate = {rate: [result for result in results if result["rate"] == rate] for rate in self._rates}
+        best = best_rate(by_rate, self.task.metrics[0])
+        return first + ([] if best is None else [(best, seed) for seed in range(self._compared, self.request.seeds)])
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / "jobs" / f"{key[0]!r}-{key[1]}.json"
+
+    def _read(self, key: Key) -> dict[str, Any] | None:
+        path = self._path(key)
+        return read_json(path) if path.is_file() else None
+
+    def _record(self) -> dict[str, Any] | None:
+        jobs = [read_json(path) for path in sorted((self.folder / "jobs").glob("*.json"))]
+        if not jobs:
+            return None
+        record = {
+            **self._settings,
+            "baseline": constant_answer(self.examples),
+            "rows": as_json(rows(jobs, self.task.metrics)),
+            "jobs": sorted(jobs, key=lambda job: (job["rate"], job["seed"])),
+            "environment": environment(),
+        }
+        write_json(self.folder / f"{NAME}.json", record)
+        with new_file(self.folder / f"{NAME}.png") as partial:
+            save(draw(record), partial)
+        return record
+
+    def _note(self, record: dict[str, Any]) -> None:
+        """Note the score of the best rate in the folder of the run, if the encoder is one's."""
+        metric = self.task.metrics[0]
+        for row in record["rows"]:
+            if row["best"]:
+                facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric}
+                chosen = {"rate": row["rate"], "edge": row["edge"]}
+                cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts, **chosen}
+                note_scores(self.encoder.folder, f"{NAME}-{self.task.name}", {self.task.title: cell})
+
+
+def _settings(encoder: Encoder, data: TaskData, recipe: Recipe) -> dict[str, Any]:
+    """What all jobs share."""
+    folder = encoder.folder
+    return {
+        "task": data.task.name,
+        "metrics": list(data.task.metrics),
+        "model": {"name": folder.name, "type": folder.config.model_type, "sha256": folder.fingerprint},
+        "data": data.facts(),
+        "recipe": {**asdict(recipe), "dropout_settings": encoder.dropout_settings()},
+    }
