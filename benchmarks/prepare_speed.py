@@ -69,7 +69,7 @@ def prepare(folder: Path, name: str, *, trained: bool) -> dict[str, float]:
     tokenizer = None if trained else folder / "tokenizer.json"
     store = prepare_corpus([source], out, tokenizer=tokenizer, progress=progress)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    part = store.summary()[0]
+    part = store.domains[0]
     # [SEP] is no token of the tokenizer's.
     tokens = sum(part.total(split) - part.count(split) for split in ("train", "valid"))
     shutil.rmtree(out)
@@ -131,7 +131,7 @@ def main() -> None:
         trained = prepare_corpus([source], folder / "trained")
         end_to_end = time.perf_counter() - started
         shutil.copy(trained.path / "tokenizer.json", folder)
-        facts = {part.name: part.total("train") + part.total("valid") for part in open_store(trained.path).summary()}
+        facts = {part.name: part.total("train") + part.total("valid") for part in open_store(trained.path).domains}
         rounds, loads = [], []
         for turn in range(given.repeats):
             order = [*BASELINES, "prepare"]

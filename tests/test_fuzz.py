@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raptr.data import TokenStore, open_store
 from raptr.data.prepare import Document, prepare
 from raptr.recipes import RECIPES
-from raptr.report import read_run
+from raptr.report.runs import read_run
 from raptr.train import checkpoint
 from raptr.train.config import Config
 

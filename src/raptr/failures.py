@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 from raptr.extras import MissingExtra
@@ -147,13 +146,6 @@ def _leave(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as a sentence: where in the code it arose helps no user."""
     print(f"raptr: warning: {message}", file=sys.stderr)

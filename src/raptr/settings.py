@@ -45,6 +45,12 @@ def values(kind: type, given: Mapping[str, Any], section: str = "") -> dict[str,
     return {key: _value(hints[key], value, f"{section}{key}") for key, value in given.items()}
 
 
+def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuse a value that is none of those allowed, with the nearest of them."""
+    if value not in (listed := list(allowed)):
+        raise ValueError(f"{name} is {value!r}; {nearest(value, listed)}allowed: {', '.join(listed)}")
+
+
 def nearest(word: object, allowed: Iterable[str]) -> str:
     """`did you mean 'x'? `, or nothing where no allowed word is near."""
     close = difflib.get_close_matches(str(word), list(allowed), n=1)

@@ -10,7 +10,6 @@ class _Loader(yaml.SafeLoader):
     """YAML that refuses repeated keys: the first of two would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:

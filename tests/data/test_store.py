@@ -71,7 +71,7 @@ def test_the_files_are_as_documented(made: TokenStore) -> None:
 
 def test_bytes_of_text_are_counted_but_are_no_part_of_the_fingerprint(made: TokenStore, copy: Path) -> None:
     sizes = {split: sum(len(text.encode()) for text in some) for split, some in texts(made).items()}
-    (part,) = made.summary()
+    (part,) = made.domains
     assert (part.train_bytes, part.valid_bytes) == (sizes["train"], sizes["valid"])
     for split in SPLITS:
         assert made.bytes_per_token(split) == {"text": sizes[split] / part.total(split)}
@@ -113,7 +113,7 @@ def test_chunks_do_not_matter(made: TokenStore, tmp_path: Path, monkeypatch: pyt
         assert len(counted) > 100
         assert counted == sorted(counted)
         assert counted[-1] == 200
-    assert calls[-1].tokens == sum(part.total(split) for part in store.summary() for split in SPLITS)
+    assert calls[-1].tokens == sum(part.total(split) for part in store.domains for split in SPLITS)
 
 
 def test_both_sides_get_a_document_however_few_there_are(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel, WordPiece
 
 from raptr.data.prepare.tokenizer import train
-from raptr.data.tokenizer import BERT, load, vocabulary_of
+from raptr.data.tokenizer import BERT, load
+from tests.vocabularies import vocabulary_of
 
 TEXTS = [f"def f{i}(value): return value * {i}  # naïve, [MASK] and [SEP]\n" for i in range(200)]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raptr.growth import Growth, added
 from raptr.growth.apply import grow
+from raptr.growth.plan import Growth, added
 from raptr.models.bert.config import SIZES as BERTS
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import SIZES as DECODERS

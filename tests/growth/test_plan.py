@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from raptr.growth import Growth, Rule, added, centred, inserted, repeated, stacked
+from raptr.growth.plan import Growth, Rule, added, centred, inserted, repeated, stacked
 
 WHERE: dict[str, Any] = {"layers": "blocks", "outputs": ("attention_out", "mlp_out")}
 

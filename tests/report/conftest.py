@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raptr.report import EvalRecord, Run, TrainRecord
+from raptr.report.runs import EvalRecord, Run, TrainRecord
 
 MakeRun = Callable[..., Run]
 

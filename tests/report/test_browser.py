@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from raptr.report import Run, render
+from raptr.report.page import render
+from raptr.report.runs import Run
 
 MakeRun = Callable[..., Run]
 See = Callable[..., dict[str, Any]]

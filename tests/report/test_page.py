@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from raptr.report import EvalRecord, Run, render
-from raptr.report.page import SCRIPTS, STYLE, TEMPLATE, payload
+from raptr.report.page import SCRIPTS, STYLE, TEMPLATE, payload, render
 from raptr.report.page.curves import POINTS, axes, curves, thin
 from raptr.report.page.sheets import flat, sheets
 from raptr.report.plots import COLOURS
+from raptr.report.runs import EvalRecord, Run
 from raptr.report.speed import OWN_STAGE
 
 MakeRun = Callable[..., Run]

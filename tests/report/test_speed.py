@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raptr.report import Run
+from raptr.report.runs import Run
 from raptr.report.speed import OWN_STAGE, SpeedUp, Stage, speed_ups, stages
 
 MakeRun = Callable[..., Run]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raptr.data import TokenStore
-from raptr.growth import Growth
 from raptr.growth import apply as growth_apply
+from raptr.growth.plan import Growth
 from raptr.methods import METHODS
 from raptr.methods.growing import Growing
 from raptr.models.model import Model

@@ -1,7 +1,7 @@
 """Measuring how long a run will take: the arithmetic against a clock of our own, and real steps once."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -101,7 +101,7 @@ def test_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < measured.hours < 10
     assert 2**20 < measured.peak_memory < 2**40
     assert measured.gpu_found == torch.cuda.is_available()
-    assert json.loads(json.dumps(measured.json()))["hours"] == measured.hours
+    assert json.loads(json.dumps(asdict(measured)))["hours"] == measured.hours
     caption = str(measurement_table(measured).caption)
     assert ("No GPU was found" in caption) == (not torch.cuda.is_available())
     assert "GiB" in caption

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from docs.results.pages.contract import Page, Records, fixed, table
-from raptr.comparison.table import escaped
+from raptr.report.columns import escaped
 from raptr.report.plots import draw_losses
 from raptr.report.runs import EvalRecord, Run, TrainRecord
 from raptr.report.speed import stages

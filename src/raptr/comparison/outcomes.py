@@ -37,20 +37,16 @@ def read_note(folder: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def read_finished(folder: Path, *, label: str, peak: float, seed: int, steps: int) -> tuple[Run, Outcome] | None:
+def read_finished(folder: Path, label: str, peak: float, seed: int, steps: int) -> tuple[Run, Outcome] | None:
     """A run's records and what it came to; None while it is not finished."""
     note = read_note(folder)
     if note is None:
         return None
-    run = read_run(folder)
-    return run, _outcome(run, note, label=label, peak=peak, seed=seed, steps=steps)
-
-
-def _outcome(run: Run, note: Mapping[str, Any], *, label: str, peak: float, seed: int, steps: int) -> Outcome:
-    final, diverged = run.evals[-1], note["diverged"]
+    run, diverged = read_run(folder), note["diverged"]
+    final = run.evals[-1]
     if diverged is None and not math.isfinite(final.loss):
         diverged = final.step
-    return Outcome(
+    return run, Outcome(
         label=label,
         peak=peak,
         seed=seed,

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,17 +12,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.table import Row, finals
-from raptr.report.plots import COLOURS, DPI, INK, MARKERS, WIDTH, clean, legend_below
+from raptr.comparison.table import Row, finals, runs_at
+from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
 
 HEIGHT, LINE = 440, 26  # pixels: of the figure without its entries, and of each of them
 SPREAD = 2.0  # losses further above the best than this many times the spread of the finals leave the panel
 
 
-@dataclass(frozen=True)
-class _Look:
-    colour: str
-    marker: str
+Looks = Mapping[str, Mapping[str, Any]]  # the colour and the marker of each entry
 
 
 def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *, full: str, reduced: str) -> Figure:
@@ -31,7 +28,7 @@ def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *
     The legend names the entries of the right panel only; the left one names its own.
     """
     labels = list(dict.fromkeys(row.label for row in table))
-    looks = {label: _Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, label in enumerate(labels)}
+    looks = {label: look(index) for index, label in enumerate(labels)}
     final = finals(table)
     figure = Figure(
         figsize=(WIDTH / DPI, (HEIGHT + LINE * len(final)) / DPI), dpi=DPI, layout="constrained", facecolor="white"
@@ -41,39 +38,31 @@ def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *
     _draw_finals(left, final, looks, (full, reduced))
     clean(right)
     right.set_ylabel("held-out loss", color=INK)
-    gridded = {label: look for label, look in looks.items() if sum(row.label == label for row in table) > 1}
+    gridded = {label: own for label, own in looks.items() if sum(row.label == label for row in table) > 1}
     if gridded:
         _draw_peaks(right, [row for row in table if row.label in gridded], gridded)
     else:
         _draw_curves(right, [row for row in final if row.best], outcomes, looks, full_flops)
     shown = gridded or looks
-    handles = [Line2D([], [], color=look.colour, marker=look.marker, linestyle="none") for look in shown.values()]
+    handles = [Line2D([], [], linestyle="none", **own) for own in shown.values()]
     legend_below(figure, handles, list(shown), min(4, len(handles)))
     return figure
 
 
-def _draw_finals(axes: Axes, final: Sequence[Row], looks: Mapping[str, _Look], lines: tuple[str, str]) -> None:
+def _draw_finals(axes: Axes, final: Sequence[Row], looks: Looks, lines: tuple[str, str]) -> None:
     """A point with its 95% interval for each entry, the best on top; full training's two lengths as lines."""
     axes.set_title("held-out loss at each entry's best learning rate", fontsize=10, color=INK)
     axes.set_xlabel("held-out loss; bars are 95% intervals over the seeds", color=INK)
     ordered = sorted(final, key=lambda row: row.loss.mean if row.loss and row.best else math.inf)
     for place, row in enumerate(ordered):
-        look = looks[row.label]
+        own = looks[row.label]
         if not row.loss or not row.best:
-            axes.annotate("diverged", (0.5, place), xycoords=axes.get_yaxis_transform(), color=look.colour, va="center")
+            frame = axes.get_yaxis_transform()
+            axes.annotate("diverged", (0.5, place), xycoords=frame, color=own["color"], va="center")
             continue
         if row.label in lines:
-            axes.axvline(row.loss.mean, color=look.colour, linewidth=1.0, linestyle="--", alpha=0.6, zorder=1)
-        axes.errorbar(
-            row.loss.mean,
-            place,
-            xerr=row.loss.interval,
-            color=look.colour,
-            marker=look.marker,
-            markersize=7,
-            capsize=3,
-            gid=row.label,
-        )
+            axes.axvline(row.loss.mean, color=own["color"], linewidth=1.0, linestyle="--", alpha=0.6, zorder=1)
+        axes.errorbar(row.loss.mean, place, xerr=row.loss.interval, markersize=7, capsize=3, gid=row.label, **own)
     axes.set_yticks(range(len(ordered)), [_named(row) for row in ordered], parse_math=False)
     axes.set_ylim(len(ordered) - 0.4, -0.6)
     axes.margins(x=0.08)
@@ -85,7 +74,7 @@ def _named(row: Row) -> str:
     return f"{row.label}{cost}, peak {row.peak:g}{'*' if row.edge else ''}"
 
 
-def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) -> None:
+def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Looks) -> None:
     """Loss against the learning rate, the best one ringed; crosses on top diverged, losses on top lie above."""
     bottom, top = _limits(_ends(table), _ends(finals(table)))
     beyond = [row for row in table if row.loss and not row.diverged and row.loss.mean > top]
@@ -95,18 +84,18 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) ->
     axes.set_title(f"loss at every learning rate{named}", fontsize=10, color=INK)
     axes.set_xlabel("peak learning rate", color=INK)
     axes.set_xscale("log")
-    for label, look in looks.items():
-        own = sorted((row for row in table if row.label == label), key=lambda row: row.peak)
-        whole = [row for row in own if row.loss and not row.diverged]
+    for label, own in looks.items():
+        of_entry = sorted((row for row in table if row.label == label), key=lambda row: row.peak)
+        whole = [row for row in of_entry if row.loss and not row.diverged]
         x, y = [row.peak for row in whole], [row.loss.mean for row in whole if row.loss]
         errors = [(row.loss and row.loss.interval) or 0.0 for row in whole]
-        axes.errorbar(x, y, yerr=errors, color=look.colour, marker=look.marker, markersize=5, capsize=2, gid=label)
-        for row in own:
+        axes.errorbar(x, y, yerr=errors, markersize=5, capsize=2, gid=label, **own)
+        for row in of_entry:
             if row.best and row.loss:
-                axes.plot(row.peak, row.loss.mean, "o", markersize=12, color=look.colour, fillstyle="none")
+                axes.plot(row.peak, row.loss.mean, "o", markersize=12, color=own["color"], fillstyle="none")
             if row.diverged:
                 frame = axes.get_xaxis_transform()
-                axes.plot(row.peak, 0.98, "x", color=look.colour, transform=frame, clip_on=False, gid="diverged")
+                axes.plot(row.peak, 0.98, "x", color=own["color"], transform=frame, clip_on=False, gid="diverged")
     axes.set_ylim(bottom, top)
     axes.margins(x=0.08)
     _name_beyond(axes, beyond, looks)
@@ -116,28 +105,19 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Mapping[str, _Look]) ->
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _name_beyond(axes: Axes, beyond: Sequence[Row], looks: Mapping[str, _Look]) -> None:
+def _name_beyond(axes: Axes, beyond: Sequence[Row], looks: Looks) -> None:
     """The losses that lie above the panel, written at its upper edge, one below the other."""
     at_peak: Counter[float] = Counter()
     for row in sorted(beyond, key=lambda row: -(row.loss.mean if row.loss else 0.0)):
         assert row.loss
-        colour, place = looks[row.label].colour, (row.peak, 0.96 - 0.045 * at_peak[row.peak])
-        frame = axes.get_xaxis_transform()
-        axes.annotate(
-            f"▲ {row.loss.mean:.2f}",
-            place,
-            xycoords=frame,
-            color=colour,
-            ha="center",
-            va="top",
-            fontsize=8,
-            gid="beyond",
-        )
+        place, frame = (row.peak, 0.96 - 0.045 * at_peak[row.peak]), axes.get_xaxis_transform()
+        style: dict[str, Any] = {"color": looks[row.label]["color"], "ha": "center", "va": "top", "fontsize": 8}
+        axes.annotate(f"▲ {row.loss.mean:.2f}", place, xycoords=frame, gid="beyond", **style)
         at_peak[row.peak] += 1
 
 
 def _draw_curves(
-    axes: Axes, final: Sequence[Row], outcomes: Sequence[Outcome], looks: Mapping[str, _Look], full_flops: float
+    axes: Axes, final: Sequence[Row], outcomes: Sequence[Outcome], looks: Looks, full_flops: float
 ) -> None:
     """The loss on the way, against FLOPs, averaged over the seeds."""
     axes.set_title("held-out loss on the way", fontsize=10, color=INK)
@@ -146,13 +126,12 @@ def _draw_curves(
     for row in final:
         curves = [
             {step: (flops, loss) for step, flops, loss in run.curve}
-            for run in outcomes
-            if (run.label, run.peak) == (row.label, row.peak) and run.loss is not None
+            for run in runs_at(outcomes, row.label, row.peak)
+            if run.loss is not None
         ]
         steps = sorted(set.intersection(*(set(curve) for curve in curves)))
         x, y = np.mean([[curve[step] for step in steps] for curve in curves], axis=0).T
-        look = looks[row.label]
-        axes.plot(x / full_flops, y, color=look.colour, marker=look.marker, markersize=4, linewidth=1.4, gid=row.label)
+        axes.plot(x / full_flops, y, markersize=4, linewidth=1.4, gid=row.label, **looks[row.label])
         late += y[len(y) // 4 :].tolist()
     axes.set_ylim(*_limits(late, late))
 

@@ -56,7 +56,6 @@ class Task:
 
     @property
     def state(self) -> str:
-        """How far the run came."""
         note = read_note(self.folder)
         if note is None:
             return "stopped"
@@ -199,7 +198,6 @@ class Progress:
 
     @property
     def finished(self) -> int:
-        """How many of these are finished."""
         return len(self.tasks()) - len(self.unfinished())
 
     def write(self) -> dict[str, Any] | None:
@@ -258,7 +256,6 @@ class Progress:
         return found.outcome.loss is not None and not found.outcome.scores
 
     def _best(self) -> dict[str, float | None]:
-        """The best learning rate of each entry."""
         by_label: dict[str, dict[float, list[Outcome]]] = {}
         for run in self._finished.values():
             by_label.setdefault(run.outcome.label, {}).setdefault(run.outcome.peak, []).append(run.outcome)
@@ -279,9 +276,7 @@ class Progress:
 
     def _read(self, run: PlannedRun) -> Finished | None:
         """The run from its folder, or from another record."""
-        read = read_finished(
-            self._folder(run), label=run.entry.label, peak=run.peak, seed=run.seed, steps=run.entry.steps
-        )
+        read = read_finished(self._folder(run), *run.key, run.entry.steps)
         if read is not None:
             made, outcome = read
             self._here.add(run.key)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun
+from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun, at
 from raptr.comparison.table import Row, finals, plain, rows
 from raptr.train.config import ROUNDING, Config, differences
 
@@ -28,7 +28,6 @@ class Finished:
 
     @property
     def key(self) -> Key:
-        """What tells the runs of a comparison apart."""
         return self.outcome.label, self.outcome.peak, self.outcome.seed
 
     def fits(self, run: PlannedRun) -> bool:
@@ -37,7 +36,6 @@ class Finished:
         return same and not changes(Config.read(self.config), run.config)
 
     def named(self, label: str) -> "Finished":
-        """The same run under another label."""
         return replace(self, outcome=replace(self.outcome, label=label))
 
 
@@ -97,12 +95,7 @@ def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry]
     for entry in entries:
         if entry.label in configs:
             begun = Config.read(configs[entry.label])
-            seed, peak = begun.train.seed, begun.optimizer.peak
-            wanted = replace(
-                entry.config,
-                train=replace(entry.config.train, seed=seed),
-                optimizer=replace(entry.config.optimizer, peak=peak),
-            )
+            wanted = at(entry.config, seed=begun.train.seed, peak=begun.optimizer.peak)
             changed += [f"{entry.label}: {change}" for change in changes(begun, wanted)]
     if changed:
         raise ValueError(

@@ -42,15 +42,13 @@ def tasks_picture(record: Mapping[str, Any]) -> Any:
     return draw_scores(models, "the seeds")
 
 
+def _first_scores(record: Mapping[str, Any], label: str) -> Mapping[str, Mapping[str, Any]]:
+    """The scores of the first run of an entry that was judged."""
+    return next((run.scores for run in read_outcomes(record) if run.label == label and run.scores), {})
+
+
 def _constants(record: Mapping[str, Any], label: str) -> dict[str, float]:
-    judged = [run for run in read_outcomes(record) if run.label == label and run.scores]
-    return {name: cell["constant"] for name, cell in judged[0].scores.items()} if judged else {}
-
-
-def _errors(record: Mapping[str, Any], label: str) -> dict[str, float]:
-    """The half-width of each score's interval in one run's evaluation."""
-    judged = [run for run in read_outcomes(record) if run.label == label and run.scores]
-    return {name: cell.get("interval") or 0.0 for name, cell in judged[0].scores.items()} if judged else {}
+    return {name: cell["constant"] for name, cell in _first_scores(record, label).items()}
 
 
 def shown(record: Mapping[str, Any]) -> Group:
@@ -91,14 +89,15 @@ def about_scores(record: Mapping[str, Any]) -> str:
     said = ["Scores are percent, means over the seeds with 95% intervals."]
     low = []
     for row in finals(read_rows(record)):
-        constants, errors = _constants(record, row.label), _errors(record, row.label)
+        scores, constants = _first_scores(record, row.label), _constants(record, row.label)
         if constants and len(said) == 1:
             listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in constants.items())
             said.append(f"The best constant answer scores: {listed}.")
         names = [
             name
             for name, score in row.scores.items()
-            if name in constants and score.mean - max(score.interval or 0.0, errors[name]) <= constants[name]
+            if name in scores
+            and score.mean - max(score.interval or 0.0, scores[name].get("interval") or 0.0) <= constants[name]
         ]
         low += [f"{row.label} on {', '.join(names)}"] if names else []
     if low:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.spec import Comparison, Entry, PlannedRun, at
-from raptr.comparison.table import best_peak
+from raptr.comparison.table import best_peak, runs_at
 
 MOST = 8  # rates that may be added to a grid
 
@@ -34,10 +34,8 @@ def _search(comparison: Comparison, entry: Entry, outcomes: Sequence[Outcome]) -
     """The learning rates to try on the tuning seeds, and the best one once all are tried."""
     peaks = list(entry.peaks)
     while True:
-        by_peak = {
-            peak: [run for run in outcomes if (run.label, run.peak) == (entry.label, peak)]
-            for peak in peaks  # of the seeds, best_peak takes those that all rates have: the tuning seeds
-        }
+        # Of the seeds, best_peak takes those that all rates have: the tuning seeds.
+        by_peak = {peak: runs_at(outcomes, entry.label, peak) for peak in peaks}
         if not all(set(comparison.tune) <= {run.seed for run in runs} for runs in by_peak.values()):
             return peaks, None
         best = best_peak(by_peak)

@@ -37,9 +37,9 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.comparison.tasks import Evaluate, read_evaluate
-from raptr.methods import METHODS, Method
+from raptr.methods import METHODS
 from raptr.recipes import RECIPES
-from raptr.settings import nearest, read
+from raptr.settings import check_choice, nearest, read
 from raptr.strict_yaml import read_yaml
 from raptr.train.advice import AUTO
 from raptr.train.config import Config, Precision, merged
@@ -62,7 +62,6 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """How many steps each run takes."""
         return self.config.train.steps
 
 
@@ -115,7 +114,6 @@ class Comparison:
 
     @property
     def planned_flops(self) -> float:
-        """What these runs cost."""
         others = len(self.seeds) - len(self.tune)
         return sum(entry.flops * (len(entry.peaks) * len(self.tune) + others) for entry in self.entries)
 
@@ -157,8 +155,8 @@ class _Spec:
     def __post_init__(self) -> None:
         if not self.entries:
             raise ValueError("entries is empty; at least one is needed")
-        if self.recipe is not None and self.recipe not in RECIPES:
-            raise ValueError(f"recipe is {self.recipe!r}; {nearest(self.recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        if self.recipe is not None:
+            check_choice("recipe", self.recipe, RECIPES)
         if self.flops is not None and not 0 < self.flops <= 1:
             raise ValueError(f"flops is {self.flops!r}; a number above 0 to 1, full training's, is allowed")
         _check_list("seeds", self.seeds)
@@ -306,8 +304,7 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     if given["name"] == AUTO:
         raise ValueError(f"entries.{label}.name is auto; a comparison names its methods: {', '.join(METHODS)}")
     if given["name"] in METHODS:
-        settings = {entry.name for entry in fields(METHODS[given["name"]])} - {entry.name for entry in fields(Method)}
-        allowed = ["name", *sorted(settings), *owned]
+        allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *owned]
         for key in given:
             if key not in allowed:
                 raise ValueError(

@@ -6,10 +6,8 @@ entry's best learning rate has the lowest mean loss over the seeds that all its 
 which a run diverged is never the best.
 """
 
-import html
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -20,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.comparison.outcomes import Outcome
+from raptr.report.columns import Column, fixed, markdown_table
 from raptr.report.scores import AVERAGE
-from raptr.report.statistics import Mean, mean
+from raptr.report.statistics import Mean, mean, shown
 from raptr.report.units import duration
 
 
@@ -49,11 +48,11 @@ def rows(
     outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], *, full: str, reduced: str, full_flops: float
 ) -> list[Row]:
     """A row for every entry and learning rate that has a finished run, in the order of `grids`."""
-    table = {label: {peak: _at(outcomes, label, peak) for peak in grid} for label, grid in grids.items()}
+    table = {label: {peak: runs_at(outcomes, label, peak) for peak in grid} for label, grid in grids.items()}
     best = {label: best_peak(by_peak) for label, by_peak in table.items()}
     references = {label: table[label][peak] for label in (full, reduced) if (peak := best.get(label)) is not None}
     full_seconds = _seconds(references.get(full, ()))
-    columns = score_columns(outcomes)
+    tasks = score_columns(outcomes)
     made = []
     for label, by_peak in table.items():
         for peak, runs in by_peak.items():
@@ -75,7 +74,7 @@ def rows(
                     best=peak == best[label],
                     edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
                     denoisers=_denoisers(runs),
-                    scores=_scores(runs, columns),
+                    scores=_scores(runs, tasks),
                 )
             )
     return made
@@ -93,13 +92,12 @@ def score_columns(outcomes: Iterable[Outcome]) -> list[str]:
     return [name for name in judged[0] if all(name in scores for scores in judged)] if judged else []
 
 
-def _scores(runs: Sequence[Outcome], columns: Sequence[str]) -> dict[str, Mean]:
+def _scores(runs: Sequence[Outcome], tasks: Sequence[str]) -> dict[str, Mean]:
     """The mean over seeds on each task, and of the seeds' averages."""
-    judged = [[run.scores[name]["score"] for name in columns] for run in runs if run.scores]
-    means = (
-        {name: mean(values) for name, values in zip(columns, zip(*judged, strict=True), strict=True)} if judged else {}
-    )
-    means |= {AVERAGE: mean(fmean(values) for values in judged)} if len(columns) > 1 and judged else {}
+    judged = [[run.scores[name]["score"] for name in tasks] for run in runs if run.scores]
+    means = {name: mean(scores) for name, scores in zip(tasks, zip(*judged, strict=True), strict=False)}
+    if len(tasks) > 1:
+        means[AVERAGE] = mean(map(fmean, judged))
     return {name: found for name, found in means.items() if found is not None}
 
 
@@ -125,48 +123,25 @@ def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | 
     return mean(loss - other for loss, other in pairs if loss is not None and other is not None)
 
 
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    cell: Callable[[Row], str]
-    text: bool = False
-
-
 def markdown(table: Sequence[Row]) -> str:
-    """The rows as a Markdown table; what a label has of Markdown's and HTML's signs is shown as it stands."""
-    return _markdown(table, _columns(table))
+    """The rows as a Markdown table."""
+    return markdown_table(_columns(table), table)
 
 
 def tasks_markdown(table: Sequence[Row]) -> str:
     """The rows' scores on tasks as a Markdown table."""
-    return _markdown(table, _task_columns(table))
+    return markdown_table(_task_columns(table), table)
 
 
 def denoisers_markdown(table: Sequence[Row]) -> str:
     """The rows' held-out losses of each denoiser as a Markdown table."""
     names = dict.fromkeys(name for row in table for name in row.denoisers)
-    return _markdown(
-        table,
-        [
-            _Column("entry", lambda row: row.label, text=True),
-            _Column("held-out loss", _loss),
-            *(_Column(name, lambda row, name=name: _mean(row.denoisers.get(name))) for name in names),  # type: ignore[misc]
-        ],
-    )
-
-
-def _markdown(table: Sequence[Row], columns: Sequence[_Column]) -> str:
-    lines = [
-        [column.heading for column in columns],
-        ["---" if column.text else "---:" for column in columns],
-        *([escaped(column.cell(row)) if column.text else column.cell(row) for column in columns] for row in table),
+    columns: list[Column[Row]] = [
+        Column("entry", lambda row: row.label, text=True),
+        Column("held-out loss", _loss),
+        *(Column(name, lambda row, name=name: shown(row.denoisers.get(name), 4)) for name in names),  # type: ignore[misc]
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def escaped(text: str) -> str:
-    """A text as Markdown that shows it unchanged."""
-    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", html.escape(text, quote=False))
+    return markdown_table(columns, table)
 
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
@@ -177,7 +152,7 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
     return Group(_rich(table, _columns(table), title), *judged, Text(caption))
 
 
-def _rich(table: Sequence[Row], columns: Sequence[_Column], title: str) -> Table:
+def _rich(table: Sequence[Row], columns: Sequence[Column[Row]], title: str) -> Table:
     made = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         justify: Literal["left", "right"] = "left" if column.text else "right"
@@ -214,42 +189,37 @@ def finals(table: Sequence[Row]) -> list[Row]:
     return [chosen[label] for label in dict.fromkeys(row.label for row in table)]
 
 
-def _columns(table: Sequence[Row]) -> list[_Column]:
-    columns = [
-        _Column("entry", lambda row: row.label, text=True),
-        _Column("peak", lambda row: f"{row.peak:g}{'*' if row.edge else ''}"),
-        _Column("steps", lambda row: f"{row.steps:,}"),
-        _Column("FLOPs", lambda row: _fixed(row.flops, 3)),
-        _Column("held-out loss", _loss),
-        _Column("n", lambda row: str(row.loss.n if row.loss else 0)),
-        _Column("to full", lambda row: _signed(row.to_full)),
-        _Column("to reduced", lambda row: _signed(row.to_reduced)),
-        _Column("time", lambda row: "–" if row.seconds is None else duration(row.seconds)),
-        _Column("ratio", lambda row: _fixed(row.relative_time, 2)),
+def _columns(table: Sequence[Row]) -> list[Column[Row]]:
+    every: list[Column[Row]] = [
+        Column("entry", lambda row: row.label, text=True),
+        Column("peak", lambda row: f"{row.peak:g}{'*' if row.edge else ''}"),
+        Column("steps", lambda row: f"{row.steps:,}"),
+        Column("FLOPs", lambda row: fixed(row.flops, 3)),
+        Column("held-out loss", _loss),
+        Column("n", lambda row: str(row.loss.n if row.loss else 0)),
+        Column("to full", lambda row: shown(row.to_full, 4, sign="+")),
+        Column("to reduced", lambda row: shown(row.to_reduced, 4, sign="+")),
+        Column("time", lambda row: "–" if row.seconds is None else duration(row.seconds)),
+        Column("ratio", lambda row: fixed(row.relative_time, 2)),
     ]
     unused = set() if any(row.to_reduced for row in table) else {"to reduced"}
     unused |= set() if timed(table) else {"time", "ratio"}
-    return [column for column in columns if column.heading not in unused]
+    return [column for column in every if column.heading not in unused]
 
 
-def _task_columns(table: Sequence[Row]) -> list[_Column]:
+def _task_columns(table: Sequence[Row]) -> list[Column[Row]]:
     """As in the paper: what an entry cost, its loss, its score on each task, and their average."""
     names = next((list(row.scores) for row in table if row.scores), [])
     return [
-        _Column("entry", lambda row: row.label, text=True),
-        _Column("FLOPs", lambda row: _fixed(row.flops, 3)),
-        _Column("held-out loss", _loss),
-        *(_Column(name, lambda row, name=name: _percent(row.scores.get(name))) for name in names),  # type: ignore[misc]
+        Column("entry", lambda row: row.label, text=True),
+        Column("FLOPs", lambda row: fixed(row.flops, 3)),
+        Column("held-out loss", _loss),
+        *(Column(name, lambda row, name=name: shown(row.scores.get(name), 1, factor=100)) for name in names),  # type: ignore[misc]
     ]
 
 
-def _percent(value: Mean | None) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * value.mean:.1f}" + ("" if value.interval is None else f" ± {100 * value.interval:.1f}")
-
-
-def _at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
+def runs_at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
+    """The runs of an entry at one learning rate."""
     return [run for run in outcomes if (run.label, run.peak) == (label, peak)]
 
 
@@ -264,23 +234,7 @@ def _average(values: Iterable[float]) -> float | None:
 
 def _loss(row: Row) -> str:
     lost = f"{len(row.diverged)} diverged" if row.diverged else ""
-    return ", ".join(filter(None, (_mean(row.loss) if row.loss else "", lost)))
-
-
-def _mean(value: Mean | None) -> str:
-    return "–" if value is None else f"{value.mean:.4f}{_error(value)}"
-
-
-def _signed(value: Mean | None) -> str:
-    return "–" if value is None else f"{value.mean:+.4f}{_error(value)}"
-
-
-def _error(value: Mean) -> str:
-    return "" if value.interval is None else f" ± {value.interval:.4f}"
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return ", ".join(filter(None, (shown(row.loss, 4) if row.loss else "", lost)))
 
 
 def plain(value: Any) -> Any:

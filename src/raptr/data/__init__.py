@@ -3,19 +3,8 @@
 The names here need no torch; `Batch` is in `raptr.data.batch`.
 """
 
-from raptr.data.order import permuted
 from raptr.data.source import EvalData, TrainData, Windows
-from raptr.data.store import Domain, DomainShards, TokenStore, open_store
+from raptr.data.store import TokenStore, open_store
 from raptr.data.tokenizer import Vocabulary
 
-__all__ = [
-    "Domain",
-    "DomainShards",
-    "EvalData",
-    "TokenStore",
-    "TrainData",
-    "Vocabulary",
-    "Windows",
-    "open_store",
-    "permuted",
-]
+__all__ = ["EvalData", "TokenStore", "TrainData", "Vocabulary", "Windows", "open_store"]

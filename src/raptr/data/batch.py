@@ -39,7 +39,6 @@ class Batch(NamedTuple):
         return labels_BS.scatter(1, self.positions_BM, self.labels_BM)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
         return Batch(*uploaded(self, torch.device(device)))  # type: ignore[arg-type]
 
 

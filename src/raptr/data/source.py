@@ -93,7 +93,6 @@ class EvalData:
             self._indices.append((np.arange(wanted) * available // wanted).astype(np.uint64))
 
     def __len__(self) -> int:
-        """How many windows there are."""
         return sum(len(indices) for indices in self._indices)
 
     def windows(self, domain: str, size: int) -> Iterator[Windows]:

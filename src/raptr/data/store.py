@@ -43,14 +43,6 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class Domain:
-    """A named part of the text and its weight in a mixture."""
-
-    name: str
-    weight: float
-
-
-@dataclass(frozen=True)
 class Shard:
     """One file of tokens and one of document ends, as data.json promises them."""
 
@@ -68,7 +60,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class DomainShards:
-    """A domain's shards, what was left out of them when they were written, and the UTF-8 bytes of each split's text."""
+    """A named part of the text: its weight, its shards, what was left out of them, and each split's UTF-8 bytes."""
 
     name: str
     weight: float
@@ -121,7 +113,6 @@ class Manifest:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def domain(self, name: str) -> DomainShards:
-        """The domain of this name."""
         for domain in self.domains:
             if domain.name == name:
                 return domain
@@ -133,7 +124,6 @@ class Manifest:
         return tuple(shard for domain in self.domains for shard in domain.train + domain.valid)
 
     def to_json(self) -> str:
-        """The text of data.json."""
         return json.dumps({**self._facts(), "fingerprint": self.fingerprint}, indent=2) + "\n"
 
     def _facts(self) -> dict[str, Any]:
@@ -158,9 +148,9 @@ class TokenStore:
         return self.manifest.fingerprint
 
     @property
-    def domains(self) -> tuple[Domain, ...]:
+    def domains(self) -> tuple[DomainShards, ...]:
         """The domains, in the order in which they were given."""
-        return tuple(Domain(domain.name, domain.weight) for domain in self.manifest.domains)
+        return self.manifest.domains
 
     def tokens(self, split: Split, domain: str) -> tuple[Tokens, ...]:
         """The tokens of each shard of a domain's split."""
@@ -172,14 +162,10 @@ class TokenStore:
         shards = self.manifest.domain(domain).shards(split)
         return tuple(np.memmap(self.path / s.documents_file, OFFSETS, mode="r") for s in shards)
 
-    def summary(self) -> tuple[DomainShards, ...]:
-        """What was prepared of each domain: documents, tokens, and what was left out."""
-        return self.manifest.domains
-
     def bytes_per_token(self, split: Split) -> dict[str, float]:
         """The UTF-8 bytes of text per token, end tokens included, of each domain; without those that do not say it."""
-        counts = {one.name: one.train_bytes if split == "train" else one.valid_bytes for one in self.summary()}
-        return {name: count / self.manifest.domain(name).total(split) for name, count in counts.items() if count}
+        counts = [(one, one.train_bytes if split == "train" else one.valid_bytes) for one in self.domains]
+        return {one.name: count / one.total(split) for one, count in counts if count}
 
     def longest_window(self) -> int:
         """Tokens in a row that every split of every domain has."""
@@ -187,7 +173,6 @@ class TokenStore:
         return min(max(shard.tokens for shard in shards) for shards in splits)
 
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer that made the tokens."""
         return load(self.path / TOKENIZER)
 
     def verify(self, *, anew: bool = False) -> None:

@@ -63,7 +63,6 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
         return len(self.ids)
 
     def __getitem__(self, token: str) -> int:
@@ -71,7 +70,6 @@ class Vocabulary:
         return self.ids[self.name(token)]
 
     def __contains__(self, token: str) -> bool:
-        """Whether there is such a token."""
         return self.name(token) in self.ids
 
     def name(self, token: str) -> str:
@@ -114,11 +112,6 @@ def load(path: Path) -> "Tokenizer":
     # Not part of the file's format, and without it a text could smuggle special tokens in.
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def vocabulary_of(tokenizer: "Tokenizer") -> Vocabulary:
-    """The tokens of a tokenizer, special ones included, all under our names."""
-    return Vocabulary(tokenizer.get_vocab(with_added_tokens=True))
 
 
 def read_vocabulary(file: Path) -> Vocabulary:

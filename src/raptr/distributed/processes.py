@@ -92,7 +92,6 @@ class Processes:
         return tensor
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of everybody's tensor."""
         return tensor if self.control is None else self.sum(tensor) / self.size
 
     def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
@@ -108,7 +107,6 @@ class Processes:
             torch._foreach_copy_(some, [mean.view_as(tensor) for mean, tensor in zip(means, some, strict=True)])
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set anywhere."""
         return any(self.gather(flag))
 
     def gather(self, value: T) -> list[T]:

@@ -79,15 +79,10 @@ def read_task(
     for path, rows in zip(paths, (train, held), strict=True):
         if not rows:
             raise ValueError(f"{path} has no examples")
-    if task.regression:
-        return TaskData(task, _split(paths[0], train, _numbers(train)), _split(paths[1], held, _numbers(held)), ())
-    labels = _labels(task, paths[0], train)
+    labels = () if task.regression else _labels(task, paths[0], train)
     numbers = {name: float(number) for number, name in enumerate(labels)}
-    for row in held:
-        if row.label not in numbers:
-            raise ValueError(f"{row.where}: label is {row.label!r}; the training file has {', '.join(labels)}")
     train_split, dev_split = (
-        _split(path, rows, [numbers[row.label] for row in rows])
+        Split(path, tuple(row.texts for row in rows), tuple(_target(row, numbers) for row in rows))
         for path, rows in zip(paths, (train, held), strict=True)
     )
     return TaskData(task, train_split, dev_split, labels)
@@ -99,10 +94,6 @@ class _Example:
     where: str  # file and line
     texts: tuple[str, ...]
     label: str
-
-
-def _split(path: Path, rows: Sequence[_Example], targets: Sequence[float]) -> Split:
-    return Split(path, tuple(row.texts for row in rows), tuple(targets))
 
 
 def file_named(folder: Path, stems: Sequence[str]) -> Path | None:
@@ -139,16 +130,19 @@ def _labels(task: Task, path: Path, rows: Sequence[_Example]) -> tuple[str, ...]
     return labels
 
 
-def _numbers(rows: Sequence[_Example]) -> list[float]:
-    values = []
-    for row in rows:
-        try:
-            values.append(float(row.label))
-        except ValueError:
-            raise ValueError(f"{row.where}: label is {row.label!r}; a number is expected") from None
-        if not math.isfinite(values[-1]):
-            raise ValueError(f"{row.where}: label is {row.label!r}; a finite number is expected")
-    return values
+def _target(row: _Example, numbers: dict[str, float]) -> float:
+    """The number of the row's label; without any numbers of labels, the value that it is."""
+    if numbers:
+        if row.label not in numbers:
+            raise ValueError(f"{row.where}: label is {row.label!r}; the training file has {', '.join(numbers)}")
+        return numbers[row.label]
+    try:
+        value = float(row.label)
+    except ValueError:
+        raise ValueError(f"{row.where}: label is {row.label!r}; a number is expected") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{row.where}: label is {row.label!r}; a finite number is expected")
+    return value
 
 
 def _examples(path: Path, task: Task, texts: tuple[str, ...], label: str | None) -> Iterator[_Example]:

@@ -105,7 +105,8 @@ def rich_table(record: Mapping[str, Any]) -> Table:
         ]
         table.add_row(*cells, style="bold" if row.best else "")
     table.add_section()
-    table.add_row("constant", "", _percent(baseline[metrics[0]]), *["–"] * 3, *map(_percent, _others(record)))
+    constants = [_percent(baseline[name]) for name in metrics]
+    table.add_row("constant", "", constants[0], *["–"] * 3, *constants[1:])
     table.caption = " ".join(notes(record, examples))
     return table
 
@@ -126,10 +127,6 @@ def notes(record: Mapping[str, Any], examples: int) -> list[str]:
     if best.edge:
         said.append("The best rate lies at the edge of the grid: widen it with --rate.")
     return said
-
-
-def _others(record: Mapping[str, Any]) -> list[float]:
-    return [record["baseline"][name] for name in record["metrics"][1:]]
 
 
 def _percent(value: float | None) -> str:

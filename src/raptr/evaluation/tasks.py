@@ -26,7 +26,6 @@ class Task:
 
     @property
     def title(self) -> str:
-        """What tables call it."""
         return self.folder or self.name
 
 

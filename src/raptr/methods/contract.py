@@ -11,7 +11,7 @@ three functions say what is evaluated then:
     evaluated(N)           the full model, or as much of it as there is; scaled by keep probabilities where a method
                            trains without scaling
     trained(kept, N)       layers chosen by the caller, with the scales with which training last ran them
-    part(size, draw, N)    a random part of a given size, with the scales with which the method trains it
+    drawn(size, draw, N)   a random part of a given size, with the scales with which the method trains it
 
 A step may be any integer, those of NumPy and torch too.
 """
@@ -52,7 +52,6 @@ class Method(ABC):
     seed: int = 0
 
     name: ClassVar[str]
-    ends_full: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 1:
@@ -99,10 +98,15 @@ class Method(ABC):
         """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
         raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
 
+    @classmethod
+    def own_settings(cls) -> list[str]:
+        """The names of the settings that this method has and others may not."""
+        common = {field.name for field in fields(Method)}
+        return [field.name for field in fields(cls) if field.name not in common]
+
     def settings(self) -> dict[str, Any]:
         """The method's own settings, resolved: what a run's configuration records."""
-        common = {field.name for field in fields(Method)}
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in common}
+        return {name: getattr(self, name) for name in self.own_settings()}
 
     def phase_index(self, step: SupportsIndex) -> int:
         """The phase (from 0) that step `step` belongs to."""
@@ -127,11 +131,10 @@ def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tu
     return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)
 
 
-def check_unit(name: str, value: float, *, zero: bool = True) -> None:
-    """Refuse a setting that is no number in [0, 1], or in (0, 1]."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and (0 if zero else 1e-9) <= value <= 1
-    if not fine:
-        raise ValueError(f"{name} is {value!r}; a number {'from 0' if zero else 'above 0'} to 1 is allowed")
+def check_unit(name: str, value: float) -> None:
+    """Refuse a setting that is no number in [0, 1]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value!r}; a number from 0 to 1 is allowed")
 
 
 def check_end(name: str, schedule: Schedule) -> None:

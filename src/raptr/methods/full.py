@@ -15,10 +15,8 @@ class Full(Method):
     name: ClassVar[str] = "full"
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """Everything runs."""
         self.check_step(step)
         return Subnetwork.full(self.target.layers)
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase."""
         return (Phase(0, self.steps, (1.0,) * self.target.layers, self.target.heads, self.target.parts),)

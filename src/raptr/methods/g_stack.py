@@ -27,5 +27,4 @@ class GStack(GrowingOnce):
         return f"{(layers + 3) // 4}-{layers}" if layers > 1 else "1"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Layer j from layer j mod `old`."""
         return Growth(repeated(old, new), moments=self.moments)

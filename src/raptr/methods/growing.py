@@ -60,7 +60,6 @@ class Growing(Method):
         """How `old` layers become `new` ones."""
 
     def growth(self, old: Shape, new: Shape) -> Growth:
-        """How tensors of shape `old` become those of shape `new`, which has more layers."""
         if old.layers >= new.layers or replace(old, layers=new.layers) != new:
             raise ValueError(f"method {self.name} adds layers; it cannot grow from {old} to {new}")
         return self.arranged(old.layers, new.layers)
@@ -70,7 +69,6 @@ class Growing(Method):
         return replace(self.target, layers=self.stages.stages[stage].size)
 
     def shape(self, step: SupportsIndex) -> Shape:
-        """The model's shape in step `step`: that of its stage."""
         return self.stage_shape(self.stages.index(step))
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
@@ -82,7 +80,6 @@ class Growing(Method):
         return (1.0,) * self.stages.stages[stage].size
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase per stage."""
         shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
         return tuple(
             Phase(stage.start, stage.stop, self.keep(number), shape.heads, shape.parts)
@@ -116,7 +113,7 @@ class GrowingOnce(Growing):
             )
         if self.growth_at is None:
             return
-        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
+        if self._timed:
             raise ValueError(
                 f"growth_at is {self.growth_at}, but a Schedule, lengths or average says when the model grows too. "
                 "Use one of them."
@@ -133,9 +130,7 @@ class GrowingOnce(Growing):
     def stages(self) -> Schedule:
         """The schedule, with the growth where `growth_at` says, unless its lengths are given otherwise."""
         given = super().stages
-        if isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None):
-            return given
-        if len(given.stages) != 2:
+        if self._timed or len(given.stages) != 2:
             return given
         small, full = (stage.size for stage in given.stages)
         step = self._step(self._share(small, full) if self.growth_at is None else self.growth_at)
@@ -148,6 +143,11 @@ class GrowingOnce(Growing):
         if share is None and (self.lengths, self.average) == (None, None) and self.stages.boundaries:
             share = self.stages.boundaries[0] / self.steps
         return {**super().settings(), "growth_at": share}
+
+    @property
+    def _timed(self) -> bool:
+        """Whether something other than `growth_at` says when the model grows."""
+        return isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None)
 
     def _share(self, small: int, full: int) -> float:
         """The share that leaves three quarters of full training's layers on average; half of the steps at most."""

@@ -82,12 +82,10 @@ class LayerDropout(Method):
         return tuple(1 - self.initial_drop * depth * time for depth in self._depths)
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """One coin per layer."""
         step = self.check_step(step)
         return self.scaled_layers(tossed(self.keep(step), self.seed, step), step)
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers are divided by their keep probability."""
         return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:

@@ -25,5 +25,4 @@ class LEMON(Growing):
     name: ClassVar[str] = "lemon"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Copies of the top layers, each after its source."""
         return Growth(inserted(old, new), identity=self.init == "zero", moments=self.moments)

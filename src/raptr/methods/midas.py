@@ -23,5 +23,4 @@ class MIDAS(Growing):
     name: ClassVar[str] = "midas"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """The middle block, a second time."""
         return Growth(centred(old, new), moments=self.moments)

@@ -54,12 +54,10 @@ class Masked(Growing):
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
-        """The model's heads in each stage."""
         return unit_counts("heads", self.heads, self.target.heads, self.stages)
 
     @cached_property
     def part_counts(self) -> tuple[int, ...]:
-        """The model's MLP parts in each stage."""
         return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     @property
@@ -80,11 +78,9 @@ class Masked(Growing):
         return {**super().settings(), "mask_steps": self.rising}
 
     def stage_shape(self, stage: int) -> Shape:
-        """The stage's layers, heads and MLP parts."""
         return Shape(self.stages.stages[stage].size, self.head_counts[stage], self.part_counts[stage])
 
     def growth(self, old: Shape, new: Shape) -> Growth:
-        """How tensors of shape `old` become those of shape `new`, which has more layers, heads or MLP parts."""
         counts = [(shape.layers, shape.heads, shape.parts) for shape in (old, new, self.target)]
         if old == new or not all(a <= b <= c for a, b, c in zip(*counts, strict=True)):
             raise ValueError(
@@ -130,7 +126,6 @@ class MSG(Masked):
     name: ClassVar[str] = "msg"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Copies of the last layers, appended."""
         return Growth(stacked(old, new), moments=self.moments)
 
 
@@ -142,5 +137,4 @@ class MSGInterpolation(Masked):
     name: ClassVar[str] = "msg-interpolation"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Copies of the top layers, each after its source."""
         return Growth(inserted(old, new), moments=self.moments)

@@ -26,5 +26,4 @@ class OneLayer(GrowingOnce):
         return f"1-{self.target.layers}" if self.target.layers > 1 else "1"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Layer j from layer j mod `old`, which is the one layer there is."""
         return Growth(repeated(old, new), moments=self.moments)

@@ -33,7 +33,6 @@ class PLD(Method):
     scaled: Scaled = "branches"
 
     name: ClassVar[str] = "pld"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,12 +79,10 @@ class PLD(Method):
         return tuple(1 - i / layers * (1 - theta) for i in range(layers))
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """One coin per layer."""
         step = self.check_step(step)
         return self.scaled_layers(tossed(self.keep(step), self.seed, step), step)
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers' branches are divided by their keep probability."""
         return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:

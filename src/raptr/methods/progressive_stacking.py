@@ -29,5 +29,4 @@ class ProgressiveStacking(Growing):
         return "-".join(map(str, sizes)) if layers > 1 else "1"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """As many whole copies as fit, bottom to top, the rest from the top."""
         return Growth(stacked(old, new), moments=self.moments)

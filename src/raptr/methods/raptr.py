@@ -90,20 +90,16 @@ class RaPTr(Method):
 
     @cached_property
     def head_counts(self) -> tuple[int, ...]:
-        """Heads that run in each stage."""
         return unit_counts("heads", self.heads, self.target.heads, self.stages)
 
     @cached_property
     def part_counts(self) -> tuple[int, ...]:
-        """MLP parts that run in each stage."""
         return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     def settings(self) -> dict[str, Any]:
-        """The settings, with the schedule spelt out."""
         return {**super().settings(), "schedule": self.stages.text}
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """The step's random part."""
         step = self.check_step(step)
         index, layers = self.stages.index(step), self.target.layers
         stage = self.stages.stages[index]
@@ -129,7 +125,6 @@ class RaPTr(Method):
         return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase per stage."""
         return tuple(
             Phase(s.start, s.stop, keep_probabilities(s, self.target.layers, self.groups), heads, parts)
             for s, heads, parts in zip(self.stages.stages, self.head_counts, self.part_counts, strict=True)

@@ -1,6 +1,5 @@
 """The one list of methods, and the one way to make one."""
 
-from dataclasses import fields
 from typing import Any
 
 from raptr.methods.contract import Method
@@ -16,7 +15,7 @@ from raptr.methods.progressive_stacking import ProgressiveStacking
 from raptr.methods.raptr import RaPTr
 from raptr.methods.stacking import Stacking
 from raptr.methods.stochastic_depth import LayerDrop, StochasticDepth
-from raptr.settings import nearest, values
+from raptr.settings import check_choice, nearest, values
 from raptr.subnetworks import Schedule, Shape
 
 METHODS: dict[str, type[Method]] = {
@@ -53,15 +52,13 @@ def make_method(
 
     `steps` may be left out where `schedule` is a `Schedule`, which knows it.
     """
-    if name not in METHODS:
-        raise ValueError(f"method is {name!r}; {nearest(name, METHODS)}allowed: {', '.join(METHODS)}")
+    check_choice("method", name, METHODS)
     if steps is None:
         if not isinstance(schedule, Schedule):
             raise ValueError("steps is missing; the number of training steps is needed")
         steps = schedule.steps
     method = METHODS[name]
-    common = {field.name for field in fields(Method)}
-    allowed = [field.name for field in fields(method) if field.name not in common]
+    allowed = method.own_settings()
     if schedule is not None:
         settings["schedule"] = schedule
     for setting in settings:

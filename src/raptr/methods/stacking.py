@@ -20,5 +20,4 @@ class Stacking(Growing):
     name: ClassVar[str] = "stacking"
 
     def arranged(self, old: int, new: int) -> Growth:
-        """Copies of the last layers, appended."""
         return Growth(stacked(old, new), moments=self.moments)

@@ -30,7 +30,6 @@ class StochasticDepth(Method):
     scaled: Scaled = "branches"
 
     name: ClassVar[str] = "stochastic-depth"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,16 +43,13 @@ class StochasticDepth(Method):
         return tuple(1 - depth * (1 - self.keep) for depth in depths)
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """One coin per layer, no scaling."""
         step = self.check_step(step)
         return self.scaled_layers(tossed(self.probabilities, self.seed, step), step)
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers, unscaled."""
         return Subnetwork(tuple(map(float, kept)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase."""
         return (Phase(0, self.steps, self.probabilities, self.target.heads, self.target.parts),)
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
@@ -70,18 +66,15 @@ class LayerDrop(Method):
     keep: float = 0.8
 
     name: ClassVar[str] = "layerdrop"
-    ends_full: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_unit("keep", self.keep)
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """One coin per layer, no scaling."""
         step = self.check_step(step)
         return self.scaled_layers(tossed((float(self.keep),) * self.target.layers, self.seed, step), step)
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase."""
         keep = (float(self.keep),) * self.target.layers
         return (Phase(0, self.steps, keep, self.target.heads, self.target.parts),)

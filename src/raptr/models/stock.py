@@ -39,7 +39,6 @@ class Piece:
     skip: int = 0
 
     def exported(self) -> Tensor:
-        """The stock tensor."""
         made = (self.view.detach() * self.scale).reshape(self.shape)
         return torch.cat([made.new_zeros(self.skip, *made.shape[1:]), made]) if self.skip else made
 
@@ -79,7 +78,6 @@ class StockFolder:
 
     @property
     def architecture(self) -> str:
-        """The class of the model."""
         classes = self.facts.get("architectures")
         return classes[0] if isinstance(classes, list) and len(classes) == 1 else repr(classes)
 
@@ -117,7 +115,6 @@ class StockFolder:
         return places
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the stock model."""
         if name not in self.places:
             raise ValueError(f"model.start is {str(self.path)!r}, whose weights lack {name}")
         with safe_open(self.places[name], "pt") as opened:

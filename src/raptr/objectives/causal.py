@@ -45,7 +45,6 @@ class CausalLM(Objective):
 
     @staticmethod
     def targets(length: int, mixture: Mixture | None = None) -> int:
-        """Every position of a sequence."""
         return length
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:

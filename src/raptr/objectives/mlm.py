@@ -56,7 +56,6 @@ class MaskedLM(Objective):
 
     @staticmethod
     def targets(length: int, mixture: Mixture | None = None) -> int:
-        """The masked positions of a sequence."""
         return masked_count(length)
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:

@@ -73,7 +73,6 @@ class Denoiser:
 
     @property
     def mode(self) -> str:
-        """Its mode token."""
         return LETTERS[self.letter]
 
     def targets(self, length: int) -> int:
@@ -203,7 +202,6 @@ class UL2(Objective):
         return Batch(tokens, positions, labels, prefix_B=prefix)
 
     def denoisers(self, windows: Windows) -> dict[str, NDArray[np.bool_]]:
-        """Which of these held-out samples each denoiser judges."""
         return {one.name: here for one, here in self._shared(self._slots(windows, 0, "evaluation"))}
 
     def _slots(self, windows: Windows, seed: int, stream: Stream) -> Uint64s:

@@ -8,28 +8,10 @@ from pathlib import Path
 from rich.table import Table
 
 from raptr.report.page import render
-from raptr.report.plots import draw_losses, losses, save
-from raptr.report.runs import EvalRecord, Run, TrainRecord, Transition, labels, read_run
+from raptr.report.plots import losses, save
+from raptr.report.runs import labels, read_run
 from raptr.report.scores import draw_scores, scored
-from raptr.report.tables import Row, dicts, markdown, rich_table, summary
-
-__all__ = [
-    "EvalRecord",
-    "Report",
-    "Row",
-    "Run",
-    "TrainRecord",
-    "Transition",
-    "dicts",
-    "draw_losses",
-    "losses",
-    "markdown",
-    "read_run",
-    "render",
-    "rich_table",
-    "summary",
-    "write_report",
-]
+from raptr.report.tables import dicts, markdown, rich_table, summary
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Draws losses over steps and over FLOPs, side by side, so that both the quality and the cost are seen."""
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raptr.report.runs import Run, labels
+from raptr.report.runs import EvalRecord, Run, TrainRecord, labels
 from raptr.report.speed import running
 from raptr.report.units import FLOP_PREFIXES, scale, short
 
@@ -29,6 +30,14 @@ SMOOTHING_SHARE = 0.02
 MARKERS_PER_LINE = 25
 LEGEND_ROWS = 6
 LABELLED_STAGE_SHARE = 0.08
+
+
+Place = Callable[[TrainRecord | EvalRecord], float]  # where a record stands on an axis
+
+
+def look(index: int) -> dict[str, Any]:
+    """The colour and the marker of a line."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def losses(runs: Sequence[Run], path: Path) -> None:
@@ -50,9 +59,17 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained", facecolor="white")
     by_step, by_flops = figure.subplots(1, 2, sharey=True)
     divisor, prefix = scale(max(run.last.flops for run in runs), FLOP_PREFIXES)
-    # The first run is drawn last: it is the one that others are compared with.
-    for index, run in reversed(list(enumerate(runs))):
-        _draw_run(by_step, by_flops, run, index, divisor)
+    panels: list[tuple[Axes, Place]] = [
+        (by_step, lambda record: float(record.step)),
+        (by_flops, lambda record: record.flops / divisor),
+    ]
+    for axes, place in panels:
+        # The first run is drawn last: it is the one that others are compared with.
+        for index, run in reversed(list(enumerate(runs))):
+            _draw_run(axes, place, run, index)
+        if len(runs) == 1:
+            _label_stages(axes, place, runs[0])
+        clean(axes)
     by_step.set_ylim(*_limits(runs))
     by_step.set_ylabel("loss", color=INK)
     by_step.set_xlabel("steps", color=INK)
@@ -62,11 +79,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
     by_step.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     by_step.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=True))
     by_flops.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    for axes in (by_step, by_flops):
-        clean(axes)
     by_flops.tick_params(axis="y", left=False)
-    if len(runs) == 1:
-        _label_stages(by_step, by_flops, runs[0], divisor)
     figure.suptitle(
         "Held-out loss by steps and by training compute",
         x=0.012,
@@ -100,43 +113,18 @@ def smooth(values: Sequence[float], stages: Sequence[int]) -> list[float]:
     return smoothed
 
 
-def _draw_run(by_step: Axes, by_flops: Axes, run: Run, index: int, divisor: float) -> None:
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+def _draw_run(axes: Axes, place: Place, run: Run, index: int) -> None:
+    colour = look(index)["color"]
     train = smooth([record.loss for record in run.train], [record.stage for record in run.train])
     evals = [record.loss for record in run.evals]
     # Counted from the end, so that the final loss has its marker.
     every = max(1, -(-len(evals) // MARKERS_PER_LINE))
     marked = list(range(len(evals) - 1, -1, -every))
-    for axes, train_x, evals_x, transitions_x in (
-        (
-            by_step,
-            [float(record.step) for record in run.train],
-            [float(record.step) for record in run.evals],
-            [float(transition.step) for transition in run.transitions],
-        ),
-        (
-            by_flops,
-            [record.flops / divisor for record in run.train],
-            [record.flops / divisor for record in run.evals],
-            [transition.flops / divisor for transition in run.transitions],
-        ),
-    ):
-        for x in transitions_x:
-            axes.axvline(x, color=colour, alpha=0.45, linewidth=1.0, linestyle=":", zorder=1, gid="stage")
-        axes.plot(train_x, train, color=colour, alpha=0.35, linewidth=0.9, zorder=2, gid="train")
-        axes.plot(
-            evals_x,
-            evals,
-            color=colour,
-            linewidth=1.6,
-            marker=marker,
-            markersize=4.5,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            markevery=marked,
-            zorder=3,
-            gid="eval",
-        )
+    for transition in run.transitions:
+        axes.axvline(place(transition), color=colour, alpha=0.45, linewidth=1.0, linestyle=":", zorder=1, gid="stage")
+    axes.plot([*map(place, run.train)], train, color=colour, alpha=0.35, linewidth=0.9, zorder=2, gid="train")
+    edges: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "markevery": marked}
+    axes.plot([*map(place, run.evals)], evals, linewidth=1.6, zorder=3, gid="eval", **look(index), **edges)
 
 
 def _limits(runs: Sequence[Run]) -> tuple[float, float]:
@@ -170,30 +158,26 @@ def clean(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _label_stages(by_step: Axes, by_flops: Axes, run: Run, divisor: float) -> None:
+def _label_stages(axes: Axes, place: Place, run: Run) -> None:
     """Write above each stage of a staged run how many layers it trains."""
     if not run.transitions:
         return
-    ends = [*run.transitions, run.last]
+    edges = [0.0, *map(place, (*run.transitions, run.last))]
     texts = [running(list(group)) for _, group in groupby(run.train, key=lambda record: record.stage)]
-    for axes, edges in (
-        (by_step, [0.0, *(end.step for end in ends)]),
-        (by_flops, [0.0, *(end.flops / divisor for end in ends)]),
-    ):
-        for text, left, right in zip(texts, edges, edges[1:], strict=False):
-            # In a narrower stage the text would run into its neighbour's.
-            if right - left < LABELLED_STAGE_SHARE * edges[-1]:
-                continue
-            axes.annotate(
-                text,
-                ((left + right) / 2, 1.0),
-                xycoords=axes.get_xaxis_transform(),
-                xytext=(0, 3),
-                textcoords="offset points",
-                horizontalalignment="center",
-                fontsize=8,
-                color=GREY,
-            )
+    for text, (left, right) in zip(texts, pairwise(edges), strict=False):
+        # In a narrower stage the text would run into its neighbour's.
+        if right - left < LABELLED_STAGE_SHARE * edges[-1]:
+            continue
+        axes.annotate(
+            text,
+            ((left + right) / 2, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(0, 3),
+            textcoords="offset points",
+            horizontalalignment="center",
+            fontsize=8,
+            color=GREY,
+        )
 
 
 def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
@@ -204,17 +188,7 @@ def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
         texts.append(
             f"{label}: {reached.loss:.3f} at {short(reached.flops, FLOP_PREFIXES, ' ')}FLOP" if reached else label
         )
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=COLOURS[index % len(COLOURS)],
-            linewidth=1.6,
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=4.5,
-        )
-        for index in range(len(runs))
-    ]
+    handles = [Line2D([], [], linewidth=1.6, markersize=4.5, **look(index)) for index in range(len(runs))]
     # A character of this size is about 5.5 points wide, a handle with its padding about 50.
     columns = max(1, min(len(runs), int(72 * WIDTH / DPI / (5.5 * max(map(len, texts)) + 50))))
     room = LEGEND_ROWS * columns
@@ -245,27 +219,11 @@ def _legend_of_lines(axes: Axes, runs: Sequence[Run]) -> None:
     """A legend of the kinds of line, in the corner that falling losses leave free."""
     handles = []
     if any(run.evals for run in runs):
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=GREY,
-                linewidth=1.6,
-                marker="o",
-                markersize=4.5,
-                label="held-out loss, whole model",
-            )
-        )
+        held_out: dict[str, Any] = {"marker": "o", "markersize": 4.5, "label": "held-out loss, whole model"}
+        handles.append(Line2D([], [], color=GREY, linewidth=1.6, **held_out))
     if any(run.train for run in runs):
         handles.append(Line2D([], [], color=GREY, alpha=0.6, linewidth=0.9, label="training loss, layers that ran"))
     if any(run.transitions for run in runs):
         handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=":", label="end of a stage"))
-    axes.legend(
-        handles=handles,
-        loc="upper right",
-        frameon=True,
-        framealpha=1.0,
-        edgecolor="none",
-        fontsize=9,
-        labelcolor=INK,
-    )
+    box: dict[str, Any] = {"frameon": True, "framealpha": 1.0, "edgecolor": "none"}
+    axes.legend(handles=handles, loc="upper right", fontsize=9, labelcolor=INK, **box)

@@ -8,8 +8,9 @@ count that cannot be, are ignored; the report names them.
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,6 @@ class EvalRecord:
 
 
 @dataclass(frozen=True)
-class Transition:
-    """The point at which a run left one stage for the next."""
-
-    step: int
-    flops: float
-    seconds: float
-    stage: int
-
-
-@dataclass(frozen=True)
 class Run:
     """One run folder, with its records sorted by step; `ignored` are the numbers of the malformed lines."""
 
@@ -95,7 +86,7 @@ class Run:
         """The schedule as written in the configuration, such as `6-8-10-12` or `6-9-12, heads 6-9-12`."""
         method = _section(self.config, "method")
         axes = (("schedule", ""), ("heads", "heads "), ("parts", "MLP "))
-        sizes = {name: _sizes(method.get(key)) for key, name in axes}
+        sizes = {name: _schedule(method.get(key)) for key, name in axes}
         return ", ".join(f"{name}{text}" for name, text in sizes.items() if text is not None) or None
 
     @property
@@ -111,15 +102,9 @@ class Run:
         return max(records, key=lambda record: record.step)
 
     @property
-    def transitions(self) -> tuple[Transition, ...]:
-        """Where the stage changes, from the train records."""
-        # A record describes the step that has just run, so the old stage's last record is the nearest
-        # known point at or before the change, and exactly it where the stage ends on a logged step.
-        return tuple(
-            Transition(old.step, old.flops, old.seconds, new.stage)
-            for old, new in zip(self.train, self.train[1:], strict=False)
-            if old.stage != new.stage
-        )
+    def transitions(self) -> tuple[TrainRecord, ...]:
+        """The last record of every stage but the last, at or before the step at which the stage changes."""
+        return tuple(old for old, new in pairwise(self.train) if old.stage != new.stage)
 
 
 def read_run(path: Path) -> Run:
@@ -246,41 +231,16 @@ def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
         raise TypeError("a record is a mapping")
     if not isinstance(values["kind"], str):
         raise TypeError("a kind is a word")
-    if values["kind"] not in ("train", "eval"):
+    kind = {"train": TrainRecord, "eval": EvalRecord}.get(values["kind"])
+    if kind is None:
         return None
-    if values["kind"] == "eval":
-        return EvalRecord(
-            step=_whole(values["step"]),
-            loss=_number(values["loss"]),
-            tokens=_whole(values["tokens"]),
-            flops=_amount(values["flops"]),
-            flops_layers=_amount(values["flops_layers"]),
-            seconds=_amount(values["seconds"]),
-            loss_mixture=_number_or_none(values.get("loss_mixture")),
-            perplexity=_number_or_none(values.get("perplexity")),
-            bits_per_byte=_number_or_none(values.get("bits_per_byte")),
-            domains=_losses(values.get("domains", {})),
-            denoisers=_losses(values.get("denoisers", {})),
-            sizes={_whole(int(size)): loss for size, loss in _losses(values.get("sizes", {})).items()},
-        )
-    return TrainRecord(
-        step=_whole(values["step"]),
-        stage=_whole(values["stage"]),
-        stages=_whole(values["stages"]),
-        size=_amount(values["size"]),
-        loss=_number(values["loss"]),
-        tokens=_whole(values["tokens"]),
-        flops=_amount(values["flops"]),
-        flops_layers=_amount(values["flops_layers"]),
-        seconds=_amount(values["seconds"]),
-        lr=_number_or_none(values.get("lr")),
-        grad_norm=_number_or_none(values.get("grad_norm")),
-        heads=_number_or_none(values.get("heads")),
-        parts=_number_or_none(values.get("parts")),
-    )
+    needed = {entry.name for entry in fields(kind) if entry.default is entry.default_factory is MISSING}
+    known = {entry.name for entry in fields(kind) if entry.name in values} | needed
+    record: TrainRecord | EvalRecord = kind(**{name: _READERS.get(name, _optional)(values[name]) for name in known})
+    return record
 
 
-def _sizes(schedule: object) -> str | None:
+def _schedule(schedule: object) -> str | None:
     if isinstance(schedule, list | tuple):
         return "-".join(str(size) for size in schedule)
     return None if schedule is None else str(schedule)
@@ -292,6 +252,10 @@ def _losses(value: object) -> dict[str, float]:
     return {key: _number(loss) for key, loss in value.items()}
 
 
+def _losses_by_size(value: object) -> dict[int, float]:
+    return {_whole(int(size)): loss for size, loss in _losses(value).items()}
+
+
 def _number(value: object) -> float:
     """Any number, as a loss may be infinite; what no plot can show is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -300,7 +264,7 @@ def _number(value: object) -> float:
     return math.copysign(math.inf, number) if abs(number) > LARGEST_AMOUNT else number
 
 
-def _number_or_none(value: object) -> float | None:
+def _optional(value: object) -> float | None:
     return None if value is None else _number(value)
 
 
@@ -316,3 +280,13 @@ def _whole(value: object) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
         raise ValueError("not a count")
     return value
+
+
+# How the fields of a record are read; all others are numbers that may be missing.
+_READERS: dict[str, Callable[[object], object]] = {
+    **dict.fromkeys(("step", "stage", "stages", "tokens"), _whole),
+    **dict.fromkeys(("size", "flops", "flops_layers", "seconds"), _amount),
+    **dict.fromkeys(("domains", "denoisers"), _losses),
+    "sizes": _losses_by_size,
+    "loss": _number,
+}

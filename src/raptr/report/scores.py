@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from raptr.report.plots import COLOURS, DPI, GREY, INK, MARKERS, WIDTH, clean, legend_below
+from raptr.report.plots import DPI, GREY, INK, WIDTH, clean, legend_below, look
 from raptr.report.statistics import Mean
 
 AVERAGE = "Avg."
@@ -55,32 +55,42 @@ def draw_scores(models: Sequence[Scored], within: str) -> Figure:
     left.set_title(f"scores; whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
     _against_loss(right, models, columns)
     right.set_title("average score against held-out loss", fontsize=9, color=INK)
-    handles = [
-        Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], linestyle="none")
-        for i in range(len(models))
-    ]
+    handles = [Line2D([], [], linestyle="none", **look(number)) for number in range(len(models))]
     legend_below(figure, handles, [model.label for model in models], min(4, len(models)))
     return figure
 
 
 def _bars(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
-    width = 0.8 / len(models)
     for number, model in enumerate(models):
         for place, column in enumerate(columns):
             if column not in model.scores:
                 continue
-            score, x = model.scores[column], place + (number - (len(models) - 1) / 2) * width
-            axes.bar(x, 100 * score.mean, width=width, color=COLOURS[number % len(COLOURS)], alpha=0.8)
-            if score.interval is not None:
-                axes.errorbar(x, 100 * score.mean, yerr=100 * score.interval, color=INK, capsize=2, linewidth=0.8)
+            score = model.scores[column]
+            error = None if score.interval is None else 100 * score.interval
+            draw_bar(axes, place, (number, len(models)), 100 * score.mean, error)
     for place, column in enumerate(columns):
         constant = next((model.constants[column] for model in models if column in model.constants), None)
         if constant is not None:
-            axes.plot([place - 0.45, place + 0.45], [100 * constant] * 2, color=GREY, linestyle="--", linewidth=1.0)
+            draw_constant(axes, place, 100 * constant)
     axes.set_xticks(np.arange(len(columns)), columns, rotation=30, ha="right", fontsize=8, parse_math=False)
     axes.set_ylabel("score, percent", color=INK)
     tops = [100 * (score.mean + (score.interval or 0.0)) for model in models for score in model.scores.values()]
     axes.set_ylim(0, min(105.0, 1.1 * max(*tops, 1.0)))
+
+
+def draw_bar(axes: Axes, place: int, of: tuple[int, int], height: float, error: float | None) -> None:
+    """One of so many bars side by side at a place, with its interval."""
+    number, count = of
+    width = 0.8 / count
+    x = place + (number - (count - 1) / 2) * width
+    axes.bar(x, height, width=width, color=look(number)["color"], alpha=0.8)
+    if error is not None:
+        axes.errorbar(x, height, yerr=error, color=INK, capsize=2, linewidth=0.8)
+
+
+def draw_constant(axes: Axes, place: int, height: float) -> None:
+    """What the best constant answer scores, as a dashed line over the bars of a place."""
+    axes.plot([place - 0.45, place + 0.45], [height] * 2, color=GREY, linestyle="--", linewidth=1.0)
 
 
 def _against_loss(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
@@ -92,10 +102,9 @@ def _against_loss(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) 
             model.loss,
             100 * score.mean,
             yerr=None if score.interval is None else 100 * score.interval,
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
             capsize=3,
             gid=model.label,
+            **look(number),
         )
     axes.set_xlabel("held-out loss", color=INK)
     axes.set_ylabel("average score, percent", color=INK)

@@ -32,3 +32,11 @@ def mean(values: Iterable[float]) -> Mean | None:
     n = len(listed)
     interval = T95[min(n - 1, len(T95)) - 1] * stdev(listed) / math.sqrt(n) if n > 1 else None
     return Mean(fmean(listed), interval, n)
+
+
+def shown(value: Mean | None, digits: int, *, factor: int = 1, sign: str = "") -> str:
+    """A mean with its interval, times a factor; a dash where there is none. `sign` is `+` for a difference."""
+    if value is None:
+        return "–"
+    error = "" if value.interval is None else f" ± {factor * value.interval:.{digits}f}"
+    return f"{factor * value.mean:{sign}.{digits}f}{error}"

@@ -4,10 +4,8 @@ Costs are also given relative to one run, the same for the whole table: full tra
 many steps, else the run that cost most, because a ratio to full training of another length mixes two effects.
 """
 
-import html
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from raptr.report.columns import Column, escaped, fixed, markdown_table
 from raptr.report.runs import Run, labels, malformed
 from raptr.report.units import FLOP_PREFIXES, duration, short
 
@@ -53,38 +52,21 @@ class Row:
     ignored_lines: str
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The rows as text, one line per run; `text` says which columns hold words rather than numbers."""
-
-    headings: Sequence[str]
-    text: Sequence[bool]
-    lines: Sequence[Sequence[str]]
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Column:
-    heading: str
-    cell: Callable[[Row], str]
-    text: bool = False
-
-
-_RESULTS = (
-    _Column("run", lambda row: row.name, text=True),
-    _Column("method", lambda row: row.method, text=True),
-    _Column("schedule", lambda row: row.schedule or "–", text=True),
-    _Column("steps", lambda row: f"{row.steps:,}"),
-    _Column("train loss", lambda row: _fixed(row.train_loss, 3)),
-    _Column("held-out loss", lambda row: _fixed(row.eval_loss, 3)),
+_RESULTS: tuple[Column[Row], ...] = (
+    Column("run", lambda row: row.name, text=True),
+    Column("method", lambda row: row.method, text=True),
+    Column("schedule", lambda row: row.schedule or "–", text=True),
+    Column("steps", lambda row: f"{row.steps:,}"),
+    Column("train loss", lambda row: fixed(row.train_loss, 3)),
+    Column("held-out loss", lambda row: fixed(row.eval_loss, 3)),
 )
-_COSTS = (
-    _Column("tokens", lambda row: short(row.tokens)),
-    _Column("FLOPs", lambda row: short(row.flops, FLOP_PREFIXES)),
-    _Column("FLOPs, relative", lambda row: _fixed(row.relative_flops, 2)),
-    _Column("layers only, relative", lambda row: _fixed(row.relative_flops_layers, 2)),
-    _Column("time", lambda row: duration(row.seconds)),
-    _Column("tokens/s", lambda row: "–" if row.tokens_per_second is None else short(row.tokens_per_second)),
+_COSTS: tuple[Column[Row], ...] = (
+    Column("tokens", lambda row: short(row.tokens)),
+    Column("FLOPs", lambda row: short(row.flops, FLOP_PREFIXES)),
+    Column("FLOPs, relative", lambda row: fixed(row.relative_flops, 2)),
+    Column("layers only, relative", lambda row: fixed(row.relative_flops_layers, 2)),
+    Column("time", lambda row: duration(row.seconds)),
+    Column("tokens/s", lambda row: "–" if row.tokens_per_second is None else short(row.tokens_per_second)),
 )
 
 
@@ -132,50 +114,28 @@ def summary(runs: Sequence[Run]) -> list[Row]:
 
 def rich_table(rows: Sequence[Row]) -> Table:
     """The rows as a table for the terminal: one column per run, or for many runs a line each with the main numbers."""
-    table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(_notes(rows))), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(notes(rows))), caption_justify="left")
     if len(rows) > SIDE_BY_SIDE:
-        shown = [column for column in _columns(rows) if column.heading in MAIN]
+        shown = [column for column in table_columns(rows) if column.heading in MAIN]
         for column in shown:
             table.add_column(column.heading, justify="left" if column.text else "right", overflow="fold")
         for row in rows:
             table.add_row(*(Text(column.cell(row)) for column in shown))
         return table
     # Text, not str: a run called `raptr[6-8]` is no markup.
-    name, *columns = _columns(rows)
+    name, *others = table_columns(rows)
     table.add_column(name.heading, no_wrap=True)
     for row in rows:
         table.add_column(Text(name.cell(row)), justify="right", overflow="fold")
-    for column in columns:
+    for column in others:
         table.add_row(column.heading, *(Text(column.cell(row)) for row in rows))
     return table
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, with its notes below."""
-    cells = grid(rows)
-    lines = [
-        [_literal(heading) for heading in cells.headings],
-        ["---" if text else "---:" for text in cells.text],
-        *([_literal(cell) for cell in line] for line in cells.lines),
-    ]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([table, *map(_literal, cells.notes)]) + "\n"
-
-
-def _literal(text: str) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
-
-
-def grid(rows: Sequence[Row]) -> Grid:
-    """The rows' cells, for whoever lays them out."""
-    columns = _columns(rows)
-    return Grid(
-        headings=[column.heading for column in columns],
-        text=[column.text for column in columns],
-        lines=[[column.cell(row) for column in columns] for row in rows],
-        notes=_notes(rows),
-    )
+    table = markdown_table(table_columns(rows), rows)
+    return "\n".join([table, *(f"{escaped(note)}\n" for note in notes(rows))])
 
 
 def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -183,20 +143,21 @@ def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{key: _finite(value) for key, value in asdict(row).items()} for row in rows]
 
 
-def _columns(rows: Sequence[Row]) -> list[_Column]:
+def table_columns(rows: Sequence[Row]) -> list[Column[Row]]:
     """The results, also by domain, by denoiser and by size where several were judged, and the costs."""
     domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
     denoisers = dict.fromkeys(denoiser for row in rows for denoiser in row.eval_denoisers)
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
-    mixed = any(row.eval_loss_mixture is not None for row in rows)
-    judged = [_Column("  by mixture weight", lambda row: _fixed(row.eval_loss_mixture, 3))] if mixed else []
+    judged: list[Column[Row]] = []
+    if any(row.eval_loss_mixture is not None for row in rows):
+        judged.append(Column("  by mixture weight", lambda row: fixed(row.eval_loss_mixture, 3)))
     if any(row.eval_perplexity is not None for row in rows):
-        judged.append(_Column("  perplexity", lambda row: _fixed(row.eval_perplexity, 2)))
+        judged.append(Column("  perplexity", lambda row: fixed(row.eval_perplexity, 2)))
     if any(row.eval_bits_per_byte is not None for row in rows):
-        judged.append(_Column("  bits per byte", lambda row: _fixed(row.eval_bits_per_byte, 3)))
-    judged += [_Column(f"  on {d}", lambda row, d=d: _fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
-    judged += [_Column(f"  of {d}", lambda row, d=d: _fixed(row.eval_denoisers.get(d), 3)) for d in denoisers]  # type: ignore[misc]
-    judged += [_Column(f"  {s} layers", lambda row, s=s: _fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
+        judged.append(Column("  bits per byte", lambda row: fixed(row.eval_bits_per_byte, 3)))
+    judged += [Column(f"  on {d}", lambda row, d=d: fixed(row.eval_domains.get(d), 3)) for d in domains]  # type: ignore[misc]
+    judged += [Column(f"  of {d}", lambda row, d=d: fixed(row.eval_denoisers.get(d), 3)) for d in denoisers]  # type: ignore[misc]
+    judged += [Column(f"  {s} layers", lambda row, s=s: fixed(row.eval_sizes.get(s), 3)) for s in sizes]  # type: ignore[misc]
     costs = _COSTS if len(rows) > 1 else [column for column in _COSTS if "relative" not in column.heading]
     return [*_RESULTS, *judged, *costs]
 
@@ -209,35 +170,30 @@ def _base(runs: Sequence[Run]) -> int:
     return max(range(len(runs)), key=lambda index: runs[index].last.flops)
 
 
-def _notes(rows: Sequence[Row]) -> list[str]:
-    notes = []
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What must be known about the table."""
+    said = []
     if len(rows) > 1:
-        notes.append(f"Costs are relative to {rows[0].relative_to}.")
+        said.append(f"Costs are relative to {rows[0].relative_to}.")
     if len({row.data for row in rows if row.data is not None}) > 1:
-        notes.append("The runs have different data, so their losses do not compare.")
+        said.append("The runs have different data, so their losses do not compare.")
     if any(row.eval_loss_mixture is not None for row in rows):
-        notes.append(
-            "The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained."
-        )
-    notes += [
+        said.append("The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained.")
+    said += [
         f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
         for row in rows
         if row.planned is not None and row.steps < row.planned
     ]
-    notes += [
+    said += [
         f"Malformed lines ignored in {row.name}: {row.ignored} (metrics.jsonl, {row.ignored_lines})."
         for row in rows
         if row.ignored
     ]
-    return notes
+    return said
 
 
 def _ratio(value: float, base: float) -> float | None:
     return value / base if base > 0 else None
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _finite(value: Any) -> Any:

@@ -20,7 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from raptr.report.plots import COLOURS, GREY, INK, MARKERS
+from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
+from raptr.report.statistics import T95
 from raptr.studies.boolean_dynamics import (
     AMPLITUDE,
     BIAS_TIME,
@@ -60,7 +61,6 @@ LONG_TIMES = (100, 200)
 BIAS_TIMES = (2, 5, 10, 20, 30)
 SMALLNESS = (1e-3, 1e-5, 1e-7, 1e-9, 1e-11)
 TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 10.5, "fontweight": "bold"}
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
@@ -72,7 +72,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     intercept = float(y_K.mean() - found * x_K.mean())
     error = math.sqrt(float(((y_K - intercept - found * x_K) ** 2).sum()) / max(free, 1) / spread)
     # From ten degrees of freedom on, 1.96 + 2.4/free is Student's 97.5% quantile to 0.03.
-    reach = error * (T95[free - 1] if 1 <= free <= len(T95) else 1.96 + 2.4 / max(free, 1))
+    reach = error * (T95[free - 1] if 1 <= free < 10 else 1.96 + 2.4 / max(free, 1))
     return {"slope": found, "low": found - reach, "high": found + reach, "intercept": intercept}
 
 
@@ -302,11 +302,7 @@ def draw(result: dict[str, Any]) -> Figure:
     _draw_saddle(saddles, result["saddle"])
     _draw_steps(needed, result)
     for axes in (order, law, saddles, needed):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GREY)
-        axes.tick_params(colors=INK, labelsize=9, color=GREY)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-        axes.set_axisbelow(True)
+        clean(axes)
     return figure
 
 
@@ -382,9 +378,4 @@ def _draw_steps(axes: Axes, result: dict[str, Any]) -> None:
     axes.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=INK)
 
 
-BOOLEAN = Study(
-    name="boolean",
-    summary="the two-neuron theorem with exact gradients: order of learning, limits, exponents, the saddle, one layer",
-    run=run,
-    plot=draw,
-)
+BOOLEAN = Study(name="boolean", run=run, plot=draw)

@@ -270,20 +270,13 @@ def _from_line(net: Network, phi: Array, kept: tuple[float, float]) -> Array:
 
 def _curves(eta: float, first: list[Network], second: list[Network], phi: Array) -> dict[str, Any]:
     """The components of what runs over the first part of each phase, of seed 0; in phase 1 the layers' mean."""
-    bias = [bias_after(eta, round(quarter / 4 / eta)) for quarter in range(4 * WINDOW + 1)]
-    rows: list[list[Array]] = [[np.full((1, len(phi)), value) for value in bias], [], []]
-    for net in first:
-        rows[1].append((output(net, phi, same(FIRST_ALONE))[:1] + output(net, phi, same(SECOND_ALONE))[:1]) / 2)
-    rows[2] = [output(net, phi, same(BOTH))[:1] for net in second]
     times = [quarter / 4 for quarter in range(4 * WINDOW + 1)]
+    bias = [np.full((1, len(phi)), bias_after(eta, round(time / eta))) for time in times]
+    alone = [(output(net, phi, same(FIRST_ALONE))[:1] + output(net, phi, same(SECOND_ALONE))[:1]) / 2 for net in first]
+    both = [output(net, phi, same(BOTH))[:1] for net in second]
+    parted = [[components(y, phi) for y in outputs] for outputs in (bias, alone, both)]
     names = ("1", "x1", "x2", "x1x2")
-    found: list[dict[str, list[float]]] = [{name: [] for name in names} for _ in rows]
-    for phase, outputs in zip(found, rows, strict=True):
-        for y in outputs:
-            parted = components(y, phi)
-            for name, values in phase.items():
-                values.append(float(parted[name][0]))
-    return {"time": times, "phases": found}
+    return {"time": times, "phases": [{n: [float(one[n][0]) for one in phase] for n in names} for phase in parted]}
 
 
 def steps_to_eta(eta: float) -> dict[str, float]:

@@ -31,10 +31,9 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """A named study: what it shows, how its numbers are computed, how they are drawn."""
+    """A named study: how its numbers are computed, how they are drawn."""
 
     name: str
-    summary: str
     run: Run
     plot: Callable[[dict[str, Any]], Figure]
     seeds: int = 5  # repetitions by default

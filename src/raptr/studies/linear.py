@@ -31,15 +31,14 @@ from rich.console import Console
 from torch import Tensor
 
 from raptr.models.init import normal
+from raptr.report.plots import GREY, INK, clean
+from raptr.report.statistics import T95
 from raptr.studies.contract import Study, mean_and_deviation, run_jobs
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#000000")
-INK, GREY = "#222222", "#777777"
 CLAIMED = -0.4  # the exponent of the gap that the paper's text names for every τ
 DELTAS = (0.1, 0.5, 1.0)  # gaps below the first eigenvalue for which alignment is followed
 EARLY = 4  # the layer whose Ψ is followed over depths
-# The 97.5% points of Student's distribution with 1 to 9 degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
     count = len(values)
     if count == 1:
         return {"mean": mean, "low": None, "high": None}
-    half = (STUDENT[count - 2] if count - 2 < len(STUDENT) else 2.23) * deviation / math.sqrt(count)
+    half = (T95[count - 2] if count <= 10 else 2.23) * deviation / math.sqrt(count)
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -356,7 +355,7 @@ def plot(result: dict[str, Any]) -> Figure:
     for axes, title in titles.items():
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_xlabel({fits: "τ (0: random layers, 1: equal layers)"}.get(axes, "L" if axes in (gap, gaps) else "ℓ"))
-        _clean(axes)
+        clean(axes)
         corner = {psi: "upper right", gap: "lower left", gaps: "lower left", fits: "lower left"}
         axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc=corner.get(axes, "upper left"))
     return figure
@@ -383,16 +382,4 @@ def _draw_fits(axes: Axes, result: Mapping[str, Any]) -> None:
         axes.text(at, value + 0.01, text, fontsize=7.5, color=GREY, horizontalalignment=side)
 
 
-def _clean(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=8.5)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-
-
-LINEAR = Study(
-    name="linear",
-    summary="what dropping one layer does to linear networks, by depth, architecture and likeness of the layers",
-    run=run,
-    plot=plot,
-)
+LINEAR = Study(name="linear", run=run, plot=plot)

@@ -19,7 +19,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -120,7 +120,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Its name among the files."""
         return f"{self.method}-{self.rate:g}-{self.seed}"
 
 
@@ -262,30 +261,15 @@ def study(
     grid = [Job(name, rate, seed) for name in METHODS for rate in setting.rates for seed in tried]
     found = computed(grid, label="learning rates")
     search = {
-        name: {
-            f"{rate:g}": spread([found[Job(name, rate, seed).key]["loss"][-1] for seed in tried])[0]
-            for rate in setting.rates
-        }
+        name: {rate: final_loss([found[Job(name, rate, seed).key] for seed in tried]) for rate in setting.rates}
         for name in METHODS
     }
-    best = {
-        name: min(setting.rates, key=lambda rate: math.inf if (loss := losses[f"{rate:g}"]) is None else loss)
-        for name, losses in search.items()
-    }
-    chosen = {name: [Job(name, best[name], seed) for seed in range(seeds)] for name in METHODS}
+    chosen = {name: [Job(name, best_rate(search[name]), seed) for seed in range(seeds)] for name in METHODS}
     courses = computed([job for some in chosen.values() for job in some], label="seeds")
-    return {
-        "setting": asdict(setting),
-        "methods": {
-            name: {
-                "rate": best[name],
-                "search": search[name],
-                **described(method_of(name, setting, 0)),
-                **gathered([courses[job.key] for job in chosen[name]]),
-            }
-            for name in METHODS
-        },
+    methods = {
+        name: judged(name, setting, search[name], [courses[job.key] for job in jobs]) for name, jobs in chosen.items()
     }
+    return {"setting": asdict(setting), "methods": methods}
 
 
 def courses_of(
@@ -314,6 +298,16 @@ def courses_of(
     return courses
 
 
+def final_loss(courses: Sequence[dict[str, Any]]) -> float | None:
+    """The mean final loss; None where a run diverged."""
+    return spread([course["loss"][-1] for course in courses])[0]
+
+
+def best_rate(losses: Mapping[float, float | None]) -> float:
+    """The learning rate with the lowest loss; one at which a run diverged comes last."""
+    return min(losses, key=lambda rate: math.inf if (loss := losses[rate]) is None else loss)
+
+
 def described(method: Method) -> dict[str, Any]:
     """A method's share of the FLOPs, and when its stages change."""
     phases = method.phases()
@@ -321,10 +315,15 @@ def described(method: Method) -> dict[str, Any]:
     return {"relative_flops": layers / method.target.layers, "transitions": [phase.start for phase in phases[1:]]}
 
 
-def gathered(courses: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Every seed's course, and mean and deviation over the seeds at the end (null where a run diverged)."""
+def judged(
+    name: str, setting: Setting, search: Mapping[float, float | None], courses: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """A method at its best rate: every seed's course, and mean and deviation at the end (null where one diverged)."""
     degrees = range(len(courses[0]["error"][-1]))
     return {
+        "rate": best_rate(search),
+        "search": {f"{rate:g}": loss for rate, loss in search.items()},
+        **described(method_of(name, setting, 0)),
         "runs": list(courses),
         "loss": spread([course["loss"][-1] for course in courses]),
         "error": [spread([course["error"][-1][degree] for course in courses]) for degree in degrees],
@@ -338,9 +337,4 @@ def spread(values: Sequence[float | None]) -> tuple[float, float] | tuple[None, 
     return mean_and_deviation(present) if len(present) == len(values) else (None, None)
 
 
-POLYNOMIAL = Study(
-    name="polynomial",
-    summary="RaPTr learns every degree of a polynomial, PLD loses the high ones (the paper's figure 2)",
-    run=run,
-    plot=plot,
-)
+POLYNOMIAL = Study(name="polynomial", run=run, plot=plot)

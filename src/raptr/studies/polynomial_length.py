@@ -10,7 +10,6 @@ The lengths run one after the other, the shortest first. A stopped study goes on
 it was at.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from raptr.studies.contract import Run, Study
-from raptr.studies.polynomial import SMALL, Job, Setting, courses_of, described, gathered, method_of, spread, workers
+from raptr.studies.contract import Study
+from raptr.studies.polynomial import SMALL, Job, Setting, best_rate, courses_of, final_loss, judged, workers
 from raptr.studies.polynomial_plot import plot_lengths
 
 
@@ -44,11 +43,6 @@ SMALL_SIZE = Lengths(
     steps=(2000, 6000, 16_000),
     rates=dict.fromkeys(("full", "raptr", "pld-matched"), (1.5e-3, 3e-3, 6e-3)),
 )
-
-
-def run_at(steps: Sequence[int]) -> Run:
-    """The study at these lengths; none: at those of its setting."""
-    return partial(run, steps=steps)
 
 
 def run(
@@ -75,25 +69,18 @@ def run(
 
 def _judged(setting: Setting, lengths: Lengths, courses: dict[str, Any], seeds: int) -> dict[str, Any]:
     """Every method at its best rate."""
-    judged = {}
+    methods = {}
     for name, rates in lengths.rates.items():
         by_rate = {rate: [courses[Job(name, rate, seed).key] for seed in range(seeds)] for rate in rates}
-        search = {rate: spread([course["loss"][-1] for course in some])[0] for rate, some in by_rate.items()}
-        best = min(rates, key=lambda rate: math.inf if (loss := search[rate]) is None else loss)
-        judged[name] = {
-            "rate": best,
-            "search": {f"{rate:g}": loss for rate, loss in search.items()},
-            **described(method_of(name, setting, 0)),
-            **gathered(by_rate[best]),
-        }
-    return judged
+        search = {rate: final_loss(some) for rate, some in by_rate.items()}
+        methods[name] = judged(name, setting, search, by_rate[best_rate(search)])
+    return methods
 
 
 POLYNOMIAL_LENGTH = Study(
     name="polynomial-length",
-    summary="whether RaPTr reaches full training on polynomials when runs are longer",
     run=run,
     plot=plot_lengths,
     seeds=2,
-    run_at=run_at,
+    run_at=lambda steps: partial(run, steps=steps),
 )

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -37,15 +38,8 @@ def plot(result: dict[str, Any]) -> Figure:
         axes.sharey(panels[1])
     titles = ["evaluation loss", *(_title(kind, group) for kind, group in zip(KINDS, groups, strict=True))]
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("steps")
-        axes.set_yscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        for step in result["methods"]["raptr"]["transitions"]:
-            axes.axvline(step, color=COLOURS["raptr"], alpha=0.5, linewidth=1.0, linestyle=":", zorder=1)
+        _panel(axes, title)
+        _over_steps(axes, result["methods"])
     for name, numbers in result["methods"].items():
         runs, look = numbers["runs"], {"color": COLOURS[name], "zorder": 2 + len(COLOURS) - list(COLOURS).index(name)}
         mean, deviation = numbers["loss"]
@@ -65,15 +59,30 @@ def plot(result: dict[str, Any]) -> Figure:
         axes.plot(full[0]["steps"], noise[:, group].mean(1), label="what sampling adds to the errors of full", **look)
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"Polynomials of degree 1 to {degrees}, {result['setting']['layers']} layers: mean and deviation over "
-        f"{result['seeds']} seeds; dotted: RaPTr's next stage",
-        x=0.01,
-        horizontalalignment="left",
-        fontsize=11,
-        fontweight="bold",
-    )
+    layers, seeds = result["setting"]["layers"], result["seeds"]
+    _headline(figure, f"Polynomials of degree 1 to {degrees}, {layers} layers: mean and deviation over {seeds} seeds")
     return figure
+
+
+def _panel(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel("steps")
+    axes.set_yscale("log")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
+
+
+def _over_steps(axes: Axes, methods: dict[str, Any]) -> None:
+    """Steps as whole numbers, with a line where RaPTr's next stage begins."""
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    for step in methods["raptr"]["transitions"]:
+        axes.axvline(step, color=COLOURS["raptr"], alpha=0.5, linewidth=1.0, linestyle=":", zorder=1)
+
+
+def _headline(figure: Figure, text: str) -> None:
+    look = {"x": 0.01, "horizontalalignment": "left", "fontsize": 11, "fontweight": "bold"}
+    figure.suptitle(f"{text}; dotted: RaPTr's next stage", **look)
 
 
 def _title(kind: str, group: Sequence[int]) -> str:
@@ -88,19 +97,12 @@ def plot_lengths(result: dict[str, Any]) -> Figure:
     lengths = result["lengths"]
     longest = lengths[-1]
     for axes, title in ((ends, "final loss by length of the run"), (courses, f"runs of {longest['steps']:,} steps")):
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlabel("steps")
+        _panel(axes, title)
         axes.set_ylabel("evaluation loss")
-        axes.set_yscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
     ends.set_xscale("log")
     ends.set_xticks([entry["steps"] for entry in lengths], [f"{entry['steps']:,}" for entry in lengths])
     ends.minorticks_off()
-    courses.xaxis.set_major_locator(MaxNLocator(4))
-    courses.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    for step in longest["methods"]["raptr"]["transitions"]:
-        courses.axvline(step, color=COLOURS["raptr"], alpha=0.5, linewidth=1.0, linestyle=":", zorder=1)
+    _over_steps(courses, longest["methods"])
     for name in longest["methods"]:
         look = {"color": COLOURS[name], "linestyle": LINES.get(name, "-"), "linewidth": 1.6}
         reached = [entry for entry in lengths if entry["methods"][name]["loss"][0] is not None]
@@ -110,12 +112,6 @@ def plot_lengths(result: dict[str, Any]) -> Figure:
         for run in longest["methods"][name]["runs"]:
             courses.plot(run["steps"], np.array(run["loss"], dtype=float), **look)
     figure.legend(*ends.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"Polynomials of degree 1 to {result['setting']['degrees']}, runs of different lengths: mean of "
-        f"{result['seeds']} seeds; dotted: RaPTr's next stage",
-        x=0.01,
-        horizontalalignment="left",
-        fontsize=11,
-        fontweight="bold",
-    )
+    degrees, seeds = result["setting"]["degrees"], result["seeds"]
+    _headline(figure, f"Polynomials of degree 1 to {degrees}, runs of different lengths: mean of {seeds} seeds")
     return figure

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from raptr.settings import nearest
+from raptr.settings import check_choice
 from raptr.studies.boolean import BOOLEAN
 from raptr.studies.contract import Study, conduct, stoppable
 from raptr.studies.linear import LINEAR
@@ -31,8 +31,7 @@ def conduct_named(
     console: Console,
 ) -> Path:
     """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished jobs are kept."""
-    if name not in NAMES:
-        raise ValueError(f"study is {name!r}; {nearest(name, NAMES)}allowed: {', '.join(NAMES)}")
+    check_choice("study", name, NAMES)
     if run is None and name == STABILITY:
         raise ValueError(f"The study {STABILITY} needs a run: raptr study {STABILITY} RUN, such as runs/demo-raptr.")
     if run is not None and name != STABILITY:

@@ -85,17 +85,14 @@ class FusedStep:
             self._activate, self._add, self._adam = compiled(_activate), compiled(_add), compiled(_adam)
 
     def load(self, state: Mapping[str, Tensor], _: int) -> None:
-        """Take the moments."""
         for name, moment in self._moments.items():
             moment.copy_(state[name])
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's moments, (R, P) each."""
         return self._moments
 
     @torch.no_grad()
     def __call__(self, step: Tensor, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
-        """Do the step of this number, from 0 on."""
         self._gradients(x_RBD, target_RB, scales_RL)
         sizes_R, root = self._sizes_TR.index_select(0, step)[0], self._roots_T.index_select(0, step)
         weights, means, squares = self._layers

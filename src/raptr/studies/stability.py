@@ -37,6 +37,7 @@ from raptr.data.batch import Batch
 from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
 from raptr.models.model import Model
+from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
 from raptr.studies.contract import run_jobs, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
@@ -45,10 +46,7 @@ from raptr.train.loading import load_model
 from raptr.train.opening import open_data
 from raptr.train.run import environment
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-INK, GREY = "#222222", "#777777"
-CLAIMED_NORM, CLAIMED_PSI = 1.0, 0.12
+CLAIMED_PSI = 0.12
 
 
 @dataclass(frozen=True)
@@ -316,9 +314,5 @@ def plot(results: Sequence[Mapping[str, Any]]) -> Figure:
 def _finish(axes: Axes, title: str, below: str) -> None:
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel(below, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=INK, labelsize=8.5)
-    axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
-    axes.set_axisbelow(True)
+    clean(axes)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)

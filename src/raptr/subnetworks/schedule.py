@@ -145,7 +145,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """The number of training steps."""
         return self.stages[-1].stop
 
     @property
@@ -165,7 +164,6 @@ class Schedule:
         return sum(1 for boundary in self.boundaries if boundary <= step)
 
     def stage(self, step: SupportsIndex) -> Stage:
-        """The stage that step `step` belongs to."""
         return self.stages[self.index(step)]
 
 

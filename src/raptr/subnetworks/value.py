@@ -74,7 +74,6 @@ class Subnetwork:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has."""
         return len(self.scales)
 
     @property
@@ -84,7 +83,6 @@ class Subnetwork:
 
     @property
     def size(self) -> int:
-        """How many layers run."""
         return len(self.kept)
 
     @property

@@ -23,7 +23,6 @@ class AdamW(optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None
         hidden: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:

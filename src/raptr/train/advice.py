@@ -146,8 +146,8 @@ def table() -> tuple[Measured, ...]:
 
 def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Measured]:
     """The measurements of a JSON list."""
-    kinds = {"place": Place, "to_full": Difference, "to_reduced": Difference}
-    return [read(Measured, {**row, **{key: _of(kind, row[key]) for key, kind in kinds.items()}}) for row in rows]
+    kinds: dict[str, type] = {"place": Place, "to_full": Difference, "to_reduced": Difference}
+    return [read(Measured, {**row, **{key: read(kind, row[key]) for key, kind in kinds.items()}}) for row in rows]
 
 
 def check(config: "Config") -> None:
@@ -187,13 +187,8 @@ def named(method: Mapping[str, Any]) -> str:
         for key, value in method.items()
         if key not in shown
     ]
-    return " ".join(
-        [
-            method["name"],
-            *([method["schedule"]] if "schedule" in method else []),
-            *([f"({', '.join(others)})"] if others else []),
-        ]
-    )
+    listed = f"({', '.join(others)})" if others else ""
+    return " ".join(filter(None, (method["name"], method.get("schedule"), listed)))
 
 
 def _shares(method: Mapping[str, Any]) -> str:
@@ -274,10 +269,6 @@ def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _of(kind: type, given: Mapping[str, Any]) -> Any:
-    return read(kind, given)
 
 
 def _rounded(value: float) -> int:

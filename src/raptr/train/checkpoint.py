@@ -68,7 +68,6 @@ class Checkpoint:
         return self._checked(Shape, self.state["shape"], "shape.") if "shape" in self.state else constant
 
     def progress(self) -> Progress:
-        """Return how far the run had come."""
         named = {entry.name: self.state[entry.name] for entry in fields(Progress) if entry.name in self.state}
         progress = self._checked(Progress, named)
         if progress.step != self.step:

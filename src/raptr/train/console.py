@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
     """Print what a run costs, and what was measured of it: tables, or JSON."""
     planned = plan_run(config)
     if as_json:
-        record = planned.json() | {"advice": advised(config)} | ({"measured": measured.json()} if measured else {})
+        record = planned.json() | {"advice": advised(config)} | ({"measured": asdict(measured)} if measured else {})
         print(json.dumps(record, indent=2), flush=True)
         return
     Console().print(plan_table(planned))

@@ -135,7 +135,6 @@ class Skip(Execution):
         self._forward = forward
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
-        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         forward = self._forward
         blocks = [forward.model.blocks[layer] for layer in subnetwork.kept]
         loss = forward(batch.to(forward.device), blocks, forward.model.inputs(subnetwork).blocks)
@@ -157,7 +156,6 @@ class Shared(Execution):
             self._form = forward.model.new_block().train(forward.model.training)
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
-        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         forward, blocks = self._forward, self._forward.model.blocks
         shared = self._combined(subnetwork)
         run = [partial(_called_with, self._form, weights) for weights in shared]
@@ -210,7 +208,6 @@ class Gather(Execution):
         assert all(parameter.requires_grad for parameter in forward.model.parameters())
 
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
-        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
         matrices = [matrix for layer in subnetwork.kept for matrix in self._layers[layer].matrices]
         vectors = [vector for layer in subnetwork.kept for vector in self._layers[layer].vectors]
         program = self._program(batch, subnetwork)

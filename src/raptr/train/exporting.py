@@ -25,13 +25,7 @@ from raptr.train.loading import load_model
 from raptr.train.run import RunFolder
 
 
-def export(
-    run: Path,
-    out: Path | None = None,
-    *,
-    layers: int | None = None,
-    step: int | None = None,
-) -> Path:
+def export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
     """Write the model of a run, by default that of its newest checkpoint, and return the folder.
 
     `layers` exports a part of that many layers (see `spread`) instead of the model that evaluation judges;

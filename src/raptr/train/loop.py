@@ -49,11 +49,11 @@ from raptr.train.execution import build_model, fill_whole, make_execution
 from raptr.train.finishing import export_run, write_run_report
 from raptr.train.flops import Flops, flops, planned_flops
 from raptr.train.idle import idle
-from raptr.train.opening import check_data, open_data
+from raptr.train.opening import open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
 from raptr.train.progress import TrainingBar, ran
 from raptr.train.readout import Reading, Readout
-from raptr.train.run import RunFolder
+from raptr.train.run import RunFolder, check_data
 from raptr.train.safety import FiniteCheck, StopRequest, memory_named, reproducible
 from raptr.train.starting import load_start
 from raptr.train.trackers.registry import check_installed
@@ -114,7 +114,7 @@ def pretrain(
         found = None if fresh else processes.from_first(lambda: checkpoint.load_latest(folder.checkpoints))
         if found is not None and found.step >= steps:
             if settled.data.source != folder.read().data.source:  # another path may lead to the same text
-                check_data(run, found.progress(), open_data(settled, run, console))
+                check_data(run, found.progress().data, open_data(settled, run, console).fingerprint)
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
             result = Result(run, found.step, found.progress().eval_loss)
         else:
@@ -184,9 +184,8 @@ class Trainer:
         load_state(self.optimizer, self.model, state)
 
     def resume(self, found: Checkpoint, console: Console) -> None:
-        """Take up a checkpoint."""
         progress = found.progress()
-        check_data(self.folder.path, progress, self.store)
+        check_data(self.folder.path, progress.data, self.store.fingerprint)
         if self.shape != (shape := found.shape(self.method.target)):
             self.build(shape)
         state = found.blank(without="model.", parameters=dict(self.model.named_parameters()))
@@ -380,7 +379,6 @@ class Trainer:
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on so far."""
         return self.step * self.config.train.batch * self.config.data.length
 
     def cost(self, subnetwork: Subnetwork) -> Flops:

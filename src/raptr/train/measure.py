@@ -6,7 +6,7 @@ of the stage's steps, and, on a CPU where a whole batch would take minutes, from
 """
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,10 +56,6 @@ class Measurement:
     stages: tuple[StageTime, ...]
     hours: float
     peak_memory: int  # bytes: of the GPU's memory, or of this process
-
-    def json(self) -> dict[str, Any]:
-        """The measurement as plain mappings."""
-        return asdict(self)
 
 
 def measure(config: Config, console: Console | None = None) -> Measurement:

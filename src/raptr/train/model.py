@@ -6,7 +6,7 @@ from typing import Any
 
 from raptr.models.contract import Family, ModelConfig
 from raptr.models.registry import FAMILIES
-from raptr.settings import nearest, read, values
+from raptr.settings import check_choice, nearest, read, values
 from raptr.train.starting import with_start
 
 FAMILY = next(iter(FAMILIES))  # unless given
@@ -26,14 +26,11 @@ class ModelSettings:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            near = nearest(self.family, FAMILIES)
-            raise ValueError(f"model.family is {self.family!r}; {near}allowed: {', '.join(FAMILIES)}")
+        check_choice("model.family", self.family, FAMILIES)
         sizes = self.kind.sizes
         if not self.size:
             object.__setattr__(self, "size", next(iter(sizes)))
-        if self.size not in sizes:
-            raise ValueError(f"model.size is {self.size!r}; {nearest(self.size, sizes)}allowed: {', '.join(sizes)}")
+        check_choice("model.size", self.size, sizes)
         if self.start is None and self.start_sha256 is not None:
             raise ValueError(f"model.start_sha256 is {self.start_sha256!r} without model.start. Give both or neither.")
         for name, value in self.given.items():
@@ -58,11 +55,9 @@ class ModelSettings:
 
     @property
     def kind(self) -> Family:
-        """The family."""
         return FAMILIES[self.family]
 
     def build(self, vocabulary: int, positions: int) -> ModelConfig:
-        """The model's dimensions."""
         return replace(self.kind.sizes[self.size], **self.given, vocabulary=vocabulary, positions=positions)
 
     def mapping(self, dimensions: ModelConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from raptr.data import Vocabulary
 from raptr.objectives.contract import Objective
 from raptr.objectives.registry import OBJECTIVES
-from raptr.settings import nearest
+from raptr.settings import check_choice
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,7 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         if not self.name:
             return
-        if self.name not in OBJECTIVES:
-            raise ValueError(
-                f"objective.name is {self.name!r}; {nearest(self.name, OBJECTIVES)}allowed: {', '.join(OBJECTIVES)}"
-            )
+        check_choice("objective.name", self.name, OBJECTIVES)
         if self.mixture is None and self.kind.standard:
             object.__setattr__(self, "mixture", dict(self.kind.standard))
         if self.mixture is not None and not self.kind.standard:
@@ -40,7 +37,6 @@ class ObjectiveSettings:
         return sum(self.mixture.values()) if self.mixture else 1
 
     def make(self, vocabulary: Vocabulary) -> Objective:
-        """The objective for a vocabulary."""
         return self.kind(vocabulary, self.mixture) if self.mixture else self.kind(vocabulary)
 
     def targets(self, length: int) -> float:

@@ -1,4 +1,4 @@
-"""The prepared text of a run: found, checked, and the same as before."""
+"""The prepared text of a run: found and checked."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ from rich.console import Console
 
 from raptr.data import TokenStore
 from raptr.data.prepare import prepare_builtin
-from raptr.train.checkpoint import Progress
 from raptr.train.config import BUILTIN, Config
 
 
@@ -29,12 +28,3 @@ def open_data(config: Config, run: Path, console: Console, *, verify: bool = Fal
     with console.status("checking the token shards …"):
         store.verify(anew=verify)
     return store
-
-
-def check_data(run: Path, progress: Progress, store: TokenStore) -> None:
-    """Refuse other data than the run was trained on."""
-    if progress.data != store.fingerprint:
-        raise ValueError(
-            f"the run in {str(run)!r} was trained on other data "
-            f"(fingerprint {progress.data}, now {store.fingerprint}); start another run"
-        )

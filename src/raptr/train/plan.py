@@ -47,7 +47,6 @@ class Plan:
         return 1 / self.relative_model
 
     def json(self) -> dict[str, Any]:
-        """The plan as plain mappings."""
         return {**asdict(self), "speedup": self.speedup}
 
 

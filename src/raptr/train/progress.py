@@ -7,7 +7,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self, final
 
 import torch
@@ -55,9 +54,7 @@ class TrainingBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._bar.stop()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from raptr.methods.axes import by_axis
 from raptr.recipes import RECIPES
-from raptr.settings import nearest, nested
+from raptr.settings import check_choice, nested
 from raptr.strict_yaml import parse_setting, read_yaml
 from raptr.train.config import Config, merged
 from raptr.train.run import RunFolder
@@ -27,8 +27,7 @@ def resolve(
     """
     settings: dict[str, Any] = {}
     if recipe is not None:
-        if recipe not in RECIPES:
-            raise ValueError(f"recipe is {recipe!r}; {nearest(recipe, RECIPES)}allowed: {', '.join(RECIPES)}")
+        check_choice("recipe", recipe, RECIPES)
         settings = dict(RECIPES[recipe]())
     settings = merged(settings, _sections(file) if file else {})
     options = {name: value for name, value in given.items() if value is not None}

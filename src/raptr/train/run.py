@@ -164,11 +164,8 @@ class RunFolder:
             _remove(self.metrics)
             for tracker in TRACKERS.values():
                 _remove(self.path / tracker.folder)
-        elif starts[-1].get("data", start["data"]) != start["data"]:
-            raise ValueError(
-                f"the run in {str(self.path)!r} was trained on other data "
-                f"(fingerprint {starts[-1]['data']}, now {start['data']}); start another run"
-            )
+        else:
+            check_data(self.path, starts[-1].get("data", start["data"]), start["data"])
         count = start["processes"]
         before = starts[-1].get("processes", 1) if starts else count
         if config.dropout and before != count:
@@ -223,6 +220,14 @@ def with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
     if type(decay) is int and type(steps) is int and 0 <= decay <= steps > 0:
         return {**settings, "optimizer": {**others, "decay": decay / steps}}
     return settings
+
+
+def check_data(run: Path, before: str, now: str) -> None:
+    """Refuse other data than a run was trained on, by their fingerprints."""
+    if before != now:
+        raise ValueError(
+            f"the run in {str(run)!r} was trained on other data (fingerprint {before}, now {now}); start another run"
+        )
 
 
 def find_device(name: str) -> torch.device:

@@ -121,7 +121,6 @@ class FiniteCheck:
         self.first = torch.full((), -1, device=device)
 
     def watch(self, step: int, *values: Tensor) -> None:
-        """Look at the numbers of a step."""
         finite = torch.stack([value.isfinite() for value in values]).all()
         self.first = torch.where((self.first < 0) & ~finite, step, self.first)
 

@@ -9,7 +9,6 @@ would otherwise differ from process to process.
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, final
 
 from torch import Tensor
@@ -40,7 +39,6 @@ class Writer:
         self._pending = self._threads.submit(save, folder, step, copies, state, keep=keep, processes=processes)
 
     def finish(self) -> None:
-        """Wait until everything is written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -48,9 +46,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:
         try:
             self.finish()
         except Exception:

@@ -81,7 +81,7 @@ def test_a_long_document_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("raptr.data.prepare.encoding.PIECE", 100)
     cut = prepare(tmp_path / "cut", lambda: documents, 300)
     assert cut.fingerprint == whole.fingerprint
-    assert sum(part.count(split) for part in cut.summary() for split in SPLITS) == 20
+    assert sum(part.count(split) for part in cut.domains for split in SPLITS) == 20
 
 
 PROGRAM = """

@@ -72,7 +72,7 @@ def test_two_domains(corpus: Path, tmp_path: Path) -> None:
 
 def test_weights_by_default(corpus: Path, tmp_path: Path) -> None:
     store = prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=400)
-    tokens = [part.total("train") for part in store.summary()]
+    tokens = [part.total("train") for part in store.domains]
     assert [domain.weight for domain in store.domains] == pytest.approx([one / sum(tokens) for one in tokens])
     alone = prepare_corpus([parse_domain(str(corpus / "wiki"))], tmp_path / "alone", vocabulary=400)
     assert [(domain.name, domain.weight) for domain in alone.domains] == [("wiki", 1.0)]
@@ -104,13 +104,13 @@ def test_duplicates_are_dropped_across_domains(tmp_path: Path) -> None:
     b = write(tmp_path / "b.jsonl", [text("a", i) for i in range(20)] + [text("b", i) for i in range(30)])
     sources = [parse_domain(str(a)), parse_domain(str(b))]
     store = prepare_corpus(sources, tmp_path / "out", vocabulary=400, deduplicate=True)
-    assert [part.duplicates for part in store.summary()] == [70, 20]
+    assert [part.duplicates for part in store.domains] == [70, 20]
     found = [one for name in ("a", "b") for split in SPLITS for one in decoded(store, split, name)]
     assert len(found) == len(set(found)) == 80
     assert set(decoded(store, "train", "b")) | set(decoded(store, "valid", "b")) == {text("b", i) for i in range(30)}
     whole = prepare_corpus(sources, tmp_path / "whole", vocabulary=400)
-    assert [part.duplicates for part in whole.summary()] == [0, 0]
-    assert [part.count("train") + part.count("valid") for part in whole.summary()] == [120, 50]
+    assert [part.duplicates for part in whole.domains] == [0, 0]
+    assert [part.count("train") + part.count("valid") for part in whole.domains] == [120, 50]
     # A domain that holds nothing new is refused by name.
     with pytest.raises(ValueError, match=r"domain b\b.*no document"):
         prepare_corpus([parse_domain(f"a={a}"), parse_domain(f"b={a}")], tmp_path / "no", deduplicate=True)
@@ -148,7 +148,7 @@ def test_how_much_is_held_out(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [f"text {i}" for i in range(3000)])
     for held_out in (0.02, 0.25):
         store = prepare_corpus([parse_domain(str(path))], tmp_path / f"{held_out}", held_out=held_out, vocabulary=300)
-        assert store.summary()[0].count("valid") / 3000 == pytest.approx(held_out, rel=0.25)
+        assert store.domains[0].count("valid") / 3000 == pytest.approx(held_out, rel=0.25)
 
 
 def test_broken_lines_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_broken_lines_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["corpus"]
     said: list[str] = []
     store = prepare_corpus(domains(corpus), tmp_path / "out", vocabulary=400, skip_broken=True, say=said.append)
-    assert [(part.broken, part.empty) for part in store.summary()] == [(2, 1), (1, 0)]
-    assert [part.count("train") + part.count("valid") for part in store.summary()] == [120, 60]
+    assert [(part.broken, part.empty) for part in store.domains] == [(2, 1), (1, 0)]
+    assert [part.count("train") + part.count("valid") for part in store.domains] == [120, 60]
     broken = [sentence for sentence in said if "broken" in sentence]
     assert re.search(r"wiki\b.* 2 .*wiki/1\.jsonl, line 4: .*JSON", broken[0])
     assert re.search(r"web\b.* 1 .*torn\.jsonl\.gz, line 1: ", broken[1])
@@ -201,7 +201,7 @@ def test_what_a_document_is_can_be_said(tmp_path: Path, documents: str | None, c
         (tmp_path / f"{name}.txt").write_text(f"One {name}.\n\nTwo {name}.\n2 {name}\n\nThree {name}.\n")
     source, out = [parse_domain(f"a={tmp_path}/?.txt")], tmp_path / "out"
     store = prepare_corpus(source, out, vocabulary=300, documents=documents)
-    (part,) = store.summary()
+    (part,) = store.domains
     assert part.count("train") + part.count("valid") == count
     # The same request is reused; another is not.
     assert prepare_corpus(source, out, vocabulary=300, documents=documents).fingerprint == store.fingerprint
@@ -218,7 +218,7 @@ def test_a_single_file_that_cannot_be_cut(tmp_path: Path) -> None:
     assert prepare_corpus(source, tmp_path / "out", vocabulary=300, documents="line")
     (tmp_path / "held-out.txt").write_text("four", encoding="utf-8")
     given = with_valid(source, [str(tmp_path / "held-out.txt")])
-    (part,) = prepare_corpus(given, tmp_path / "given", vocabulary=300).summary()
+    (part,) = prepare_corpus(given, tmp_path / "given", vocabulary=300).domains
     assert [part.count(split) for split in SPLITS] == [1, 1]
 
 
@@ -228,7 +228,7 @@ def test_a_small_domain_can_be_trained_on(tmp_path: Path) -> None:
     said: list[str] = []
     sources = [parse_domain(str(tmp_path / f"{name}.jsonl")) for name in ("big", "small")]
     store = prepare_corpus(sources, tmp_path / "out", vocabulary=300, say=said.append)
-    tokens = [part.total("train") for part in store.summary()]
+    tokens = [part.total("train") for part in store.domains]
     assert tokens[1] / sum(tokens) < 0.005
     assert store.domains[1].weight == 0.01
     assert any("small" in sentence and "1/100" in sentence for sentence in said)
@@ -303,7 +303,7 @@ def test_progress(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         mine = [call for call in calls if call.stage == stage]
         assert [call.read for call in mine] == sorted(call.read for call in mine)
         assert (mine[-1].read, mine[-1].documents) == (total, 180)
-    assert calls[-1].tokens == sum(part.total(split) for part in store.summary() for split in SPLITS)
+    assert calls[-1].tokens == sum(part.total(split) for part in store.domains for split in SPLITS)
     assert calls[-1].rate > 0
 
 
@@ -319,7 +319,7 @@ def test_held_out_text_can_be_given(tmp_path: Path) -> None:
     )
     store = prepare_corpus(domains, tmp_path / "out", vocabulary=300)
     tokenizer = store.tokenizer()
-    for part in store.summary():
+    for part in store.domains:
         assert (part.count("train"), part.count("valid")) == (39, 3)  # the copy is held out as well
         (tokens,), (ends,) = store.tokens("valid", part.name), store.documents("valid", part.name)
         starts = [0, *ends[:-1].tolist()]

@@ -22,9 +22,9 @@ from raptr.data.prepare.corpus import Document
 from raptr.data.prepare.request import difference
 from raptr.data.prepare.tokenizer import train
 from raptr.data.store import SPLITS
-from raptr.data.tokenizer import vocabulary_of
 from raptr.objectives import SPECIALS
 from raptr.objectives.registry import OBJECTIVES
+from tests.vocabularies import vocabulary_of
 
 TEXTS = [f"Text number {i} says {i * i}, [SEP] and no more.\n" * (1 + i % 7) for i in range(100)]
 every_objective = pytest.mark.parametrize("objective", SPECIALS)

@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from raptr.data.prepare.tokenizer import train
-from raptr.data.tokenizer import Vocabulary, load, vocabulary_of
+from raptr.data.tokenizer import Vocabulary, load
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.export import stock_tokenizer, to_transformers
 from raptr.models.bert.model import Bert
 from raptr.models.export import save
 from raptr.subnetworks import Subnetwork
+from tests.vocabularies import vocabulary_of
 from tests.walks import hidden
 
 LAYERS, POSITIONS = 5, 24

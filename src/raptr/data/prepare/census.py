@@ -49,7 +49,6 @@ class Count:
     highest: int = -1
 
     def add(self, chunk: Chunk) -> None:
-        """Count a chunk."""
         values = [side_value(digest) for digest in chunk.digests]
         self.documents += len(values)
         self.broken += chunk.broken

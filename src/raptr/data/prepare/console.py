@@ -64,20 +64,20 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
 
 def preparation_table(store: TokenStore) -> Table:
     """Domain by domain: weight, documents and tokens on both sides, and what was left out, if anything was."""
-    columns: dict[str, list[str]] = {"weight": [f"{domain.weight:.4g}" for domain in store.summary()]}
+    columns: dict[str, list[str]] = {"weight": [f"{domain.weight:.4g}" for domain in store.domains]}
     for split, kept in zip(SPLITS, ("", "held-out "), strict=True):
-        columns[f"{kept}docs"] = [f"{domain.count(split):,}" for domain in store.summary()]
-        columns[f"{kept}tokens"] = [f"{domain.total(split):,}" for domain in store.summary()]
+        columns[f"{kept}docs"] = [f"{domain.count(split):,}" for domain in store.domains]
+        columns[f"{kept}tokens"] = [f"{domain.total(split):,}" for domain in store.domains]
     left_out = {
-        "copies dropped": [domain.duplicates for domain in store.summary()],
-        "broken": [domain.broken for domain in store.summary()],
+        "copies dropped": [domain.duplicates for domain in store.domains],
+        "broken": [domain.broken for domain in store.domains],
     }
     columns |= {heading: [f"{count:,}" for count in counts] for heading, counts in left_out.items() if any(counts)}
     table = Table(title=f"{store.path}: vocabulary of {store.vocabulary.size:,}")
     table.add_column("domain", overflow="fold")
     for heading in columns:
         table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal folds numbers, cuts none
-    for domain, *cells in zip([domain.name for domain in store.summary()], *columns.values(), strict=True):
+    for domain, *cells in zip([domain.name for domain in store.domains], *columns.values(), strict=True):
         table.add_row(domain, *cells)
     return table
 

@@ -31,7 +31,6 @@ class DomainSource:
     valid: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a domain."""
         if not NAME.fullmatch(self.name):
             raise ValueError(f"domain is {self.name!r}. A name consists of letters, digits, '_', '.' and '-'.")
         if not self.paths or not all(self.paths):
@@ -51,7 +50,6 @@ class DomainSource:
         return inputs
 
     def held_out(self, field: str, documents: str | None = None) -> tuple[Input, ...]:
-        """The files that are held out."""
         return self._inputs(self.valid, field, documents or "file")
 
     def _inputs(self, paths: Sequence[str], field: str, documents: str) -> tuple[Input, ...]:

@@ -46,7 +46,6 @@ class Journal:
         return self.written[SPLITS.index(split)]
 
     def write(self, folder: Path) -> None:
-        """Replace the journal in the work folder."""
         write_text(folder / JOURNAL, json.dumps(asdict(self), indent=2) + "\n")
 
 

@@ -48,9 +48,7 @@ Report = Callable[[Progress], None]
 Say = Callable[[str], None]
 
 
-def prepare_builtin(
-    folder: Path, vocabulary: int, *, specials: Specials = BERT, progress: Report | None = None
-) -> TokenStore:
+def prepare_builtin(folder: Path, vocabulary: int, *, specials: Specials = BERT) -> TokenStore:
     """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
     objective = "" if specials == BERT else f"-{specials.objective}"
     name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}{objective}"
@@ -65,15 +63,7 @@ def prepare_builtin(
         else:
             return store
     train, valid = split(builtin())
-    return prepare(
-        target,
-        lambda: train,
-        vocabulary,
-        valid=lambda: valid,
-        specials=specials,
-        domain="builtin",
-        progress=progress,
-    )
+    return prepare(target, lambda: train, vocabulary, valid=lambda: valid, specials=specials, domain="builtin")
 
 
 def prepare(
@@ -95,14 +85,8 @@ def prepare(
     """
     source = DomainSource(domain, ("documents",), 1.0)
     train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
-    request = Request(
-        (source,),
-        ((*train, *held_out),),
-        vocabulary,
-        valid=(held_out,),
-        shard_tokens=shard_tokens,
-        specials=specials,
-    )
+    inputs, valid_inputs = ((*train, *held_out),), (held_out,)
+    request = Request((source,), inputs, vocabulary, valid=valid_inputs, shard_tokens=shard_tokens, specials=specials)
     if folder.exists():
         raise ValueError(f"{folder} exists. Give a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)

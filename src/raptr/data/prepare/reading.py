@@ -81,7 +81,6 @@ class FileInput:
 
     @property
     def unit(self) -> str:
-        """What one document of it is."""
         kind, _ = self._kinds()
         return {"table": "row", "json": "line of JSON", "text": DOCUMENTS[self.documents]}[kind]
 
@@ -160,9 +159,8 @@ class FileInput:
     def _lines(self, stream: BinaryIO, raw: BinaryIO, start: int) -> Iterator[Record]:
         for number, line, problem in self._raw_lines(stream):
             if number > start:
-                text, expected, found = ("", *problem) if problem else self._parsed(line)
-                broken = self._broken(f", line {number}", expected, found).problem if expected else ""
-                yield Record(text, broken, raw.tell())
+                parsed = ("", *problem) if problem else self._parsed(line)
+                yield _record(f"{self.path}, line {number}", parsed, raw.tell())
 
     def _raw_lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes, tuple[str, str] | None]]:
         """The lines with their numbers, or else what was expected and what was found."""
@@ -224,15 +222,14 @@ class FileInput:
                 for value in (value for batch in batches for value in batch.column(0).to_pylist()):
                     number += 1
                     if number > start:
-                        text, expected, found = _string(value, self.field)
-                        broken = self._broken(f", row {number}", expected, found).problem if expected else ""
-                        yield Record(text, broken, self.size * number // total)
+                        place = self.size * number // total
+                        yield _record(f"{self.path}, row {number}", _string(value, self.field), place)
         except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
             if number >= start:
                 yield self._broken(f", row {number + 1}", "a whole parquet file", _damage(error))
 
     def _broken(self, where: str, expected: str, found: str) -> Record:
-        return Record("", f"{self.path}{where}: expected {expected}, found {found}", self.size)
+        return _record(f"{self.path}{where}", ("", expected, found), self.size)
 
 
 @final
@@ -258,12 +255,9 @@ class HubInput:
         try:
             rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
-                if self.field in row:
-                    text, expected, found = _string(row[self.field], self.field)
-                else:
-                    text, expected, found = "", *_missing(self.field, row)
-                problem = f"{self.name}, row {number}: expected {expected}, found {found}" if expected else ""
-                yield Record(text, problem, 0)
+                known = self.field in row
+                parsed = _string(row[self.field], self.field) if known else ("", *_missing(self.field, row))
+                yield _record(f"{self.name}, row {number}", parsed)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.name}: expected a dataset that can be read, found: {_damage(error)}") from error
 
@@ -282,11 +276,14 @@ class DocumentsInput:
         return ""
 
     def records(self, start: int) -> Iterator[Record]:
-        """The documents from number `start` on."""
         for document in islice(self.documents(), start, None):
-            text, expected, found = _string(document.text, "text")
-            problem = f"document {document.name!r}: expected {expected}, found {found}" if expected else ""
-            yield Record(text, problem, 0)
+            yield _record(f"document {document.name!r}", _string(document.text, "text"))
+
+
+def _record(where: str, parsed: tuple[str, str, str], position: int = 0) -> Record:
+    """A text, or else what was expected and what was found, as a record."""
+    text, expected, found = parsed
+    return Record(text, f"{where}: expected {expected}, found {found}" if expected else "", position)
 
 
 def _missing(field: str, names: Iterable[str]) -> tuple[str, str]:

@@ -40,7 +40,6 @@ class Request:
     specials: Specials = BERT
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done before any text is read."""
         checked(self.domains)
         if self.shard_tokens < 1:
             raise ValueError(f"shard_tokens is {self.shard_tokens}. A shard must hold at least one token.")
@@ -57,7 +56,6 @@ class Request:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the domains."""
         return tuple(domain.name for domain in self.domains)
 
     @property
@@ -77,7 +75,6 @@ class Request:
 
     @property
     def total(self) -> int:
-        """Bytes of all inputs."""
         return sum(one.size for inputs in self.inputs for one in inputs)
 
     def chunks(self, start: Position) -> Iterator[Chunk]:

@@ -59,11 +59,7 @@ def digest_of(text: str) -> bytes:
 
 
 def chunks(
-    domains: Sequence[Sequence[Input]],
-    *,
-    start: Position = BEGINNING,
-    deduplicate: bool,
-    skip_broken: bool,
+    domains: Sequence[Sequence[Input]], *, start: Position = BEGINNING, deduplicate: bool, skip_broken: bool
 ) -> Iterator[Chunk]:
     """All documents from `start` on; the last chunk of a domain says so, and may be empty.
 

@@ -5,7 +5,7 @@ way the prompt of such a model begins with the mode token of its S denoisers. A 
 beginning but for a first special token, which is the mode token or the one that the tokenizer puts there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -15,13 +15,7 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from raptr.evaluation.encoder import is_decoder
 from raptr.evaluation.folder import ModelFolder, open_folder, quiet
@@ -129,7 +123,6 @@ class Scorer(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
         return int(self._tokens.eos_token_id)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -161,16 +154,12 @@ class Scorer(TemplateLM):
         for _, context, continuation in requests:
             answer = continuation[: self._longest]
             rows.append((self._prompt(context, self._longest + 1 - len(answer)), answer))
-        order = sorted(range(len(rows)), key=lambda place: -sum(map(len, rows[place])))
         results: dict[int, tuple[float, bool]] = {}
-        for start in range(0, len(order), self._batch):
-            self._look()
-            places = order[start : start + self._batch]
+        for places in self._batches([sum(map(len, row)) for row in rows]):
             for place, logits in zip(places, self._logits([rows[place] for place in places]), strict=True):
                 target = torch.tensor(rows[place][1], device=logits.device)
                 chosen = torch.log_softmax(logits, -1).gather(1, target[:, None])
                 results[place] = float(chosen.sum()), bool((logits.argmax(-1) == target).all())
-            self._done(len(places))
         return [results[place] for place in range(len(rows))]
 
     def _logits(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
@@ -189,22 +178,26 @@ class Scorer(TemplateLM):
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answer that follows each prompt greedily, up to the first of the strings to stop at."""
-        given = [request.args for request in requests]
         rows = []
-        for context, options in given:
+        for context, options in (request.args for request in requests):
             new = min(options.get("max_gen_toks", ANSWER), self._longest // 2)
             rows.append((self._prompt(self.tok_encode(context), self._longest - new), new, list(options["until"])))
-        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
         results: dict[int, str] = {}
-        for start in range(0, len(order), self._batch):
-            self._look()
-            places = order[start : start + self._batch]
+        for places in self._batches([len(prompt) for prompt, _, _ in rows]):
             new, until = rows[places[0]][1], rows[places[0]][2]
             assert all(rows[place][1:] == (new, until) for place in places)  # one task at a time
             texts = self._written([rows[place][0] for place in places], new, until)
             results |= zip(places, texts, strict=True)
-            self._done(len(places))
         return [results[place] for place in range(len(rows))]
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """The places of rows of these lengths, some at a time, the longest first, until asked to stop."""
+        order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+        for start in range(0, len(order), self._batch):
+            if self._stop.asked:
+                raise Stopped
+            yield order[start : start + self._batch]
+            self._done(len(order[start : start + self._batch]))
 
     def _written(self, prompts: Sequence[list[int]], new: int, until: list[str]) -> list[str]:
         width, device = max(map(len, prompts)), self._model.device
@@ -232,10 +225,6 @@ class Scorer(TemplateLM):
             stopping_criteria=StoppingCriteriaList([ends]),
         )
         return [ends.answer(row) for row in out]
-
-    def _look(self) -> None:
-        if self._stop.asked:
-            raise Stopped
 
 
 @final

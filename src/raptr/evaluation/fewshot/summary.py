@@ -20,12 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from raptr.evaluation.fewshot.suite import SUPERGLUE
-from raptr.report.plots import COLOURS, DPI, GREY, INK, WIDTH, clean, legend_below
-from raptr.report.scores import AVERAGE
-from raptr.report.statistics import Mean, mean
+from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
+from raptr.report.scores import AVERAGE, draw_bar, draw_constant
+from raptr.report.statistics import Mean, mean, shown
 
 LUCK = 0.05  # of the scores at chance, at most so many lie above it by luck
 GROUP = "superglue"
+PERCENT, BITS = (100, 1), (1, 3)  # the factor and the digits of what tables show
 
 Value = dict[str, float | None]  # a mean and the half-width of its interval
 
@@ -188,33 +189,27 @@ def _table(record: Mapping[str, Any], shots: int) -> Table:
     versus = [f"to {escape(first)}"] if compared else []
     for title in ("score, %", *versus, "constant", "", "bits/byte", *versus):
         table.add_column(title, justify="left" if title == "" else "right", overflow="fold")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        for place, row in enumerate(row for row in rows if row["task"] == task):
-            named = (task, row["metric"], f"{row['n']:,}") if place == 0 else ("", "", "")
-            constant = 100 * _constant(row)
+
+    def add(systems: Sequence[Mapping[str, Any]], name: str, metric: str, count: str, constant: str) -> None:
+        """A line for each model; what holds for all of them stands in the first."""
+        for place, row in enumerate(systems):
             table.add_row(
-                *named,
+                *((name, metric, count) if place == 0 else ("", "", "")),
                 Text(label(record, row)),
-                _percent(row["score"]),
-                *([_percent(row["difference"], "+")] if compared else []),
-                f"{constant:.1f}" if place == 0 else "",
+                _shown(row["score"], PERCENT),
+                *([_shown(row["difference"], PERCENT, "+")] if compared else []),
+                constant if place == 0 else "",
                 "chance" if row["chance"] else "",
-                _plain(row["bits_per_byte"]),
-                *([_plain(row["bits_difference"], "+")] if compared else []),
+                _shown(row["bits_per_byte"], BITS),
+                *([_shown(row["bits_difference"], BITS, "+")] if compared else []),
             )
         table.add_section()
+
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        add(own, task, own[0]["metric"], f"{own[0]['n']:,}", f"{100 * _constant(own[0]):.1f}")
     for name in (GROUP, AVERAGE):
-        for place, row in enumerate(_named(record, name, shots)):
-            table.add_row(
-                *((name, "mean", "") if place == 0 else ("", "", "")),
-                Text(label(record, row)),
-                _percent(row["score"]),
-                *([_percent(row["difference"], "+")] if compared else []),
-                *("", "chance" if row["chance"] else ""),
-                _plain(row["bits_per_byte"]),
-                *([_plain(row["bits_difference"], "+")] if compared else []),
-            )
-        table.add_section()
+        add(_named(record, name, shots), name, "mean", "", "")
     return table
 
 
@@ -222,18 +217,10 @@ def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str
     return [row for row in record["averages"] if (row["name"], row["shots"]) == (name, shots)]
 
 
-def _percent(value: Value | None, sign: str = "") -> str:
-    if value is None:
-        return "–"
-    error = "" if value["interval"] is None else f" ± {100 * value['interval']:.1f}"
-    return f"{100 * (value['mean'] or 0.0):{sign}.1f}{error}"
-
-
-def _plain(value: Value | None, sign: str = "") -> str:
-    if value is None:
-        return "–"
-    error = "" if value["interval"] is None else f" ± {value['interval']:.3f}"
-    return f"{value['mean']:{sign}.3f}{error}"
+def _shown(value: Value | None, form: tuple[int, int], sign: str = "") -> str:
+    factor, digits = form
+    found = None if value is None else Mean(value["mean"] or 0.0, value["interval"], 1)
+    return shown(found, digits, factor=factor, sign=sign)
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
@@ -275,7 +262,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
         _bars(right, record, rows, names, "bits_per_byte", 1)
         left.set_ylabel(f"{count}-shot score, percent", color=INK, fontsize=9)
         right.set_ylabel(f"{count}-shot bits per byte", color=INK, fontsize=9)
-    handles = [Line2D([], [], color=COLOURS[i % len(COLOURS)], marker="s", linestyle="none") for i in range(len(names))]
+    handles = [Line2D([], [], color=look(i)["color"], marker="s", linestyle="none") for i in range(len(names))]
     legend_below(figure, handles, names, min(4, len(names)))
     title = "Few-shot tasks; whiskers are 95% intervals, dashes the best constant answer"
     figure.suptitle(title, fontsize=10, color=INK)
@@ -287,16 +274,11 @@ def _bars(
 ) -> None:
     clean(axes)
     tasks = list(dict.fromkeys(row.get("task", row.get("name")) for row in rows))
-    width = 0.8 / len(names)
     for row in rows:
         place, name = tasks.index(row.get("task", row.get("name"))), names.index(label(record, row))
-        x = place + (name - (len(names) - 1) / 2) * width
-        value = row[key]
-        axes.bar(x, unit * value["mean"], width=width, color=COLOURS[name % len(COLOURS)], alpha=0.8)
-        if value["interval"] is not None:
-            axes.errorbar(x, unit * value["mean"], yerr=unit * value["interval"], color=INK, capsize=2, linewidth=0.8)
+        error = None if row[key]["interval"] is None else unit * row[key]["interval"]
+        draw_bar(axes, place, (name, len(names)), unit * row[key]["mean"], error)
         if key == "score" and "constant" in row:
-            constant = unit * _constant(row)
-            axes.plot([place - 0.45, place + 0.45], [constant] * 2, color=GREY, linestyle="--", linewidth=1.0)
+            draw_constant(axes, place, unit * _constant(row))
     axes.set_xticks(np.arange(len(tasks)), tasks, rotation=45, ha="right", fontsize=7, parse_math=False)
     axes.set_ylim(bottom=0)

@@ -16,21 +16,17 @@ class BertConfig(ModelConfig):
     """The dimensions of a BERT."""
 
     def build(self, seed: int) -> "Bert":
-        """The model with its initial weights."""
         from raptr.models.bert.model import Bert
 
         return Bert(self, seed)
 
     def layer_weights(self, heads: int, parts: int) -> int:
-        """The weights in the matrices of one layer with so many heads and MLP parts."""
         return self.width * (4 * heads * self.head_size + 2 * parts * (self.mlp // self.parts))
 
     def head_flops(self, targets: float) -> float:
-        """The FLOPs of the head on `targets` positions: forward, one sequence."""
         return targets * 2 * self.width * (self.width + self.vocabulary)
 
     def exporter(self) -> "Exporter":
-        """How it becomes a stock pre-LN encoder."""
         from raptr.models.bert.export import EXPORTER
 
         return EXPORTER

@@ -144,15 +144,12 @@ class Bert(Model):
         self.initialise(seed)
 
     def new_block(self) -> Block:
-        """A block with any weights."""
         return Block(self.config)
 
     def ends(self) -> tuple[nn.Module, ...]:
-        """The embedding and the head."""
         return self.embedding, self.head
 
     def enter(self, batch: Batch, stream: torch.dtype | None) -> Tensor:
-        """What enters the first layer."""
         length = batch.tokens_BS.shape[1]
         if length > self.config.positions:
             raise ValueError(f"the sequence has {length} tokens; up to {self.config.positions} are allowed")
@@ -164,11 +161,9 @@ class Bert(Model):
         return make_segments(batch.segments_BS)
 
     def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:
-        """The mean cross entropy at the masked positions."""
         value: Tensor = self.head(x_BSD, batch.positions_BM, batch.labels_BM, self.tokens.weight, self.head_bias)
         return value
 
     def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
-        """Scores over the vocabulary at the masked positions, (B, M, V)."""
         x_ND = self.head.predictors(x_BSD, batch.positions_BM)
         return F.linear(x_ND, self.tokens.weight, self.head_bias).view(*batch.labels_BM.shape, -1)

@@ -52,13 +52,11 @@ class DecoderConfig(ModelConfig):
         return Shape(layers=self.layers, heads=self.groups, parts=self.parts)
 
     def resized(self, shape: Shape) -> Self:
-        """The same model with other counts of layers, groups of heads and MLP parts."""
         heads, mlp = self.heads // self.groups * shape.heads, self.mlp // self.parts * shape.parts
         kv_heads = None if self.kv_heads is None else shape.heads
         return replace(self, layers=shape.layers, heads=heads, kv_heads=kv_heads, parts=shape.parts, mlp=mlp)
 
     def build(self, seed: int) -> "Decoder":
-        """The model with its initial weights."""
         from raptr.models.decoder.model import Decoder
 
         return Decoder(self, seed)
@@ -77,11 +75,9 @@ class DecoderConfig(ModelConfig):
         return length * 2 * self.layer_weights(heads, parts) + 2 * length * (length + 1) * inner
 
     def head_flops(self, targets: float) -> float:
-        """The FLOPs of the head on `targets` positions: forward, one sequence."""
         return targets * 2 * self.width * self.vocabulary
 
     def exporter(self) -> "Exporter":
-        """How it becomes a stock Llama."""
         from raptr.models.decoder.export import EXPORTER
 
         return EXPORTER

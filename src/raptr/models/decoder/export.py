@@ -19,6 +19,15 @@ from raptr.models.layout import split
 from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
 
+DIMENSIONS = {  # what the stock model calls them
+    "hidden_size": "width",
+    "num_attention_heads": "heads",
+    "head_dim": "head_size",
+    "intermediate_size": "mlp",
+    "tie_word_embeddings": "tied",
+    "rms_norm_eps": "norm_epsilon",
+}
+
 
 def to_transformers(model: Decoder, subnetwork: Subnetwork, vocabulary: Vocabulary) -> LlamaForCausalLM:
     """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
@@ -58,16 +67,11 @@ def _configuration(config: DecoderConfig, layers: int, vocabulary: Vocabulary) -
     return LlamaConfig(
         architectures=[LlamaForCausalLM.__name__],
         vocab_size=config.vocabulary,
-        hidden_size=config.width,
-        intermediate_size=config.mlp,
+        **{theirs: getattr(config, ours) for theirs, ours in DIMENSIONS.items()},
         num_hidden_layers=layers,
-        num_attention_heads=config.heads,
         num_key_value_heads=config.groups,
-        head_dim=config.head_size,
         max_position_embeddings=config.positions,
-        rms_norm_eps=config.norm_epsilon,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
-        tie_word_embeddings=config.tied,
         bos_token_id=end,
         eos_token_id=end,
         pad_token_id=vocabulary["[PAD]"] if padded else end,
@@ -85,14 +89,9 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
         )
     return {
         "layers": stock.num_hidden_layers,
-        "width": stock.hidden_size,
-        "heads": stock.num_attention_heads,
-        "head_size": stock.head_dim,
-        "mlp": stock.intermediate_size,
+        **{ours: getattr(stock, theirs) for theirs, ours in DIMENSIONS.items()},
         "kv_heads": stock.num_key_value_heads,
-        "tied": stock.tie_word_embeddings,
         "rope_base": float(rope["rope_theta"]),
-        "norm_epsilon": stock.rms_norm_eps,
     }
 
 

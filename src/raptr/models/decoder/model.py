@@ -124,11 +124,9 @@ class Decoder(Model):
         self.initialise(seed)
 
     def new_block(self) -> Block:
-        """A block with any weights."""
         return Block(self.config)
 
     def ends(self) -> tuple[nn.Module, ...]:
-        """The embedding and the head."""
         return self.embedding, self.head
 
     @property
@@ -137,7 +135,6 @@ class Decoder(Model):
         return self.tokens.weight if self.output is None else self.output.weight
 
     def enter(self, batch: Batch, stream: torch.dtype | None) -> Tensor:
-        """What enters the first layer."""
         x_BSD: Tensor = self.embedding(batch.tokens_BS, self.tokens.weight, stream)
         return x_BSD
 
@@ -155,12 +152,10 @@ class Decoder(Model):
         return Context(angle_SK.cos(), angle_SK.sin(), segments)
 
     def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:
-        """The mean cross entropy at the targets."""
         value: Tensor = self.head(x_BSD, batch.positions_BM, batch.labels_BM, self.output_VD)
         return value
 
     def scores(self, x_BSD: Tensor, batch: Batch) -> Tensor:
-        """The scores over the vocabulary at the targets."""
         x_ND = normed(self.head.norm, at_targets(x_BSD, batch.positions_BM))
         return F.linear(x_ND, self.output_VD).view(*batch.labels_BM.shape, -1)
 

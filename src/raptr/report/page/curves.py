@@ -20,25 +20,13 @@ def axes(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What losses can be plotted against: a record's field, how it is named, and the size of its unit."""
     flops, prefix = scale(max(run.last.flops for run in runs), FLOP_PREFIXES)
     seconds, unit = time_unit(max(run.last.seconds for run in runs))
-    return [
-        {"key": "step", "name": "steps", "label": "steps", "unit": "", "size": 1, "whole": True},
-        {
-            "key": "flops",
-            "name": "FLOPs",
-            "label": f"training compute of the whole model ({prefix}FLOP)",
-            "unit": f"{prefix}FLOP",
-            "size": flops,
-            "whole": False,
-        },
-        {
-            "key": "seconds",
-            "name": "time",
-            "label": f"training time without evaluation ({unit})",
-            "unit": unit,
-            "size": seconds,
-            "whole": False,
-        },
-    ]
+    keys = ("key", "name", "label", "unit", "size", "whole")
+    rows = (
+        ("step", "steps", "steps", "", 1, True),
+        ("flops", "FLOPs", f"training compute of the whole model ({prefix}FLOP)", f"{prefix}FLOP", flops, False),
+        ("seconds", "time", f"training time without evaluation ({unit})", unit, seconds, False),
+    )
+    return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
 def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from raptr.report.runs import Run, labels
 from raptr.report.speed import speed_ups, stages
-from raptr.report.tables import grid, summary
+from raptr.report.tables import notes, summary, table_columns
 from raptr.report.units import short, step_time
 
 NONE = "–"
@@ -51,9 +51,13 @@ def _sheet(
 
 
 def _results(runs: Sequence[Run]) -> dict[str, Any]:
-    cells = grid(summary(runs))
-    lines: list[list[Cell]] = [[{"text": line[0], "run": index}, *line[1:]] for index, line in enumerate(cells.lines)]
-    return _sheet(cells.headings, cells.text, lines, cells.notes)
+    rows = summary(runs)
+    name, *others = columns = table_columns(rows)
+    lines: list[list[Cell]] = [
+        [{"text": name.cell(row), "run": index}, *(column.cell(row) for column in others)]
+        for index, row in enumerate(rows)
+    ]
+    return _sheet([column.heading for column in columns], [column.text for column in columns], lines, notes(rows))
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Any]:

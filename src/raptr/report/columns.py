@@ -1,0 +1,39 @@
+"""Tables by their columns, and their Markdown."""
+
+import html
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, final
+
+R = TypeVar("R")
+
+
+@final
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A heading, and what stands under it of a row; `text`: words rather than numbers."""
+
+    heading: str
+    cell: Callable[[R], str]
+    text: bool = False
+
+
+def markdown_table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        [escaped(column.heading) for column in columns],
+        ["---" if column.text else "---:" for column in columns],
+        *([escaped(column.cell(row)) if column.text else column.cell(row) for column in columns] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
+    return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", html.escape(text, quote=False))
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A number with so many digits behind the point, or a dash."""
+    return "–" if value is None else f"{value:.{digits}f}"
