@@ -191,7 +191,16 @@ def test_without_a_terminal_no_ten_minutes_are_silent(clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(40, "40 seconds"), (700, "12 minutes"), (7200, "2.0 hours"), (12.4 * 3600, "12 hours"), (1e6, "12 days")],
+    [
+        (0.4, "0 seconds"),
+        (1.4, "1 second"),
+        (1.6, "2 seconds"),
+        (40, "40 seconds"),
+        (700, "12 minutes"),
+        (7200, "2.0 hours"),
+        (12.4 * 3600, "12 hours"),
+        (1e6, "12 days"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
