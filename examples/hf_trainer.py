@@ -52,4 +52,6 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/hf_trainer.py OUTPUT_FOLDER")
     main(sys.argv[1])

@@ -26,6 +26,13 @@ def test_an_example_learns(
     assert float(losses[-1]) < 3  # ln 256 = 5.5 at the start
 
 
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "plain_loop"])
+def test_an_example_without_its_folder_says_how_it_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [f"{name}.py"])
+    with pytest.raises(SystemExit, match=rf"{name}\.py OUTPUT_FOLDER"):
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_page_shows_lines_of_the_example_and_all_that_are_raptrs(name: str) -> None:
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
