@@ -7,7 +7,7 @@ from typing import Any
 
 from raptr.comparison import Asked, Comparison, read_comparison, read_file
 from raptr.comparison.progress import Progress
-from raptr.strict_yaml import load_yaml
+from raptr.strict_yaml import read_yaml
 
 QUEUE = Path("evidence/queue.yaml")
 RECORDS = Path("docs/results/evidence")
@@ -80,7 +80,7 @@ class Standing:
 
 def read_queue(path: Path = QUEUE) -> list[Item]:
     """The comparisons in the order of their worth."""
-    return [_item(entry) for entry in load_yaml(path.read_text(encoding="utf-8"))]
+    return [_item(entry) for entry in read_yaml(path, "queue")]
 
 
 def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = None) -> Standing:

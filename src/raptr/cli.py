@@ -128,13 +128,13 @@ def pretrain(
         "train.deterministic": deterministic,
     }
     full = settled(recipe, config, method, given, settings or [], run)
+    if until is not None and not 1 <= until <= full.train.steps:
+        raise ValueError(f"--until is {until}; a step from 1 to {full.train.steps} (train.steps) is allowed")
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
         typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
         show(full)
         return
-    if until is not None and until < 1:
-        raise ValueError(f"--until is {until}; a whole number from 1 on is allowed")
     with importing():
         from raptr.train.loop import pretrain as run_pretraining
         from raptr.train.resolve import default_run

@@ -1,5 +1,6 @@
 """YAML in which no key stands twice: of a file, and of a setting on the command line."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_yaml(text: str) -> Any:
-    """What a YAML text says; a key that stands twice in a mapping is an error, and every error is a YAMLError."""
+def load_yaml(text: str, name: str) -> Any:
+    """What a YAML text says; a key that stands twice in a mapping is an error, and every error is a YAMLError.
+
+    `name` is where the text comes from, as errors call it.
+    """
+    stream = StringIO(text)
+    stream.name = name
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(stream, Loader=_Loader)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:  # values such as 2026-13-01 or !!int ''
@@ -31,7 +37,7 @@ def load_yaml(text: str) -> Any:
 def read_yaml(path: Path, kind: str) -> Any:
     """What a YAML file says; `kind` is what messages call it."""
     try:
-        return load_yaml(path.read_text(encoding="utf-8"))
+        return load_yaml(path.read_text(encoding="utf-8"), str(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{kind} {str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
 
@@ -42,7 +48,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not separator or name.count(".") != 1:
         raise ValueError(f"--set is {text!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
     try:
-        value = load_yaml(written)
+        value = load_yaml(written, "--set")
     except yaml.YAMLError as error:
         raise ValueError(f"--set {name} is {written!r}, which is no YAML: {' '.join(str(error).split())}") from error
     if value is None and written.strip().lower() not in ("null", "~"):

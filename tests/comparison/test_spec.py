@@ -191,7 +191,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("settings.data.source", "nowhere", "nowhere"),
         ("entries.raptr", None, "entries.raptr is None"),
         ("entries.raptr", {"schedule": "3-6"}, "entries.raptr.*name: full"),
-        ("entries.raptr.name", "rapter", "entries.raptr.*'rapter'.*'raptr'"),
+        ("entries.raptr.name", "rapter", "entries.raptr.*'rapter'.*'raptr'(?!.*auto)"),
         ("entries.raptr.schedul", "3-6", "entries.raptr.schedul.*'schedule'"),
         ("entries.raptr.peak", [0.1], "entries.raptr.peak.*'peaks'"),
         ("entries.raptr.peaks", 0.1, "entries.raptr.peaks is 0.1"),

@@ -303,13 +303,13 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     owned = [entry.name for entry in fields(_Own)]
     if given["name"] == AUTO:
         raise ValueError(f"entries.{label}.name is auto; a comparison names its methods: {', '.join(METHODS)}")
-    if given["name"] in METHODS:
-        allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *owned]
-        for key in given:
-            if key not in allowed:
-                raise ValueError(
-                    f"entries.{label}.{key} is no setting; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
-                )
+    check_choice(f"entries.{label}.name", given["name"], METHODS)
+    allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *owned]
+    for key in given:
+        if key not in allowed:
+            raise ValueError(
+                f"entries.{label}.{key} is no setting; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+            )
     own = read(_Own, {key: given[key] for key in owned if key in given}, f"entries.{label}.")
     _check_list(f"entries.{label}.peaks", own.peaks)
     for key, place in (("peak", f"entries.{label}.peaks"), ("decay", "settings.optimizer.decay, for all entries")):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from raptr.methods import METHODS
 from raptr.models.contract import ModelConfig
-from raptr.settings import read
+from raptr.settings import check_choice, read
 from raptr.subnetworks.schedule import Schedule, parse_sizes
 
 if TYPE_CHECKING:  # it imports this module
@@ -151,7 +151,8 @@ def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Measured]:
 
 
 def check(config: "Config") -> None:
-    """Refuse `auto` together with what it would have to know."""
+    """Refuse an unknown method, and `auto` together with what it would have to know."""
+    check_choice("method.name", config.method["name"], (*METHODS, AUTO))
     others = [f"method.{key}" for key, value in config.method.items() if key != "name" and value is not None]
     others += ["model.start"] if config.model.start is not None else []
     if config.method["name"] == AUTO and others:

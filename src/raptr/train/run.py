@@ -92,7 +92,7 @@ class RunFolder:
                 f"run is {str(self.path)!r}, which holds no run (no {self.config.name}); the folder of a run is allowed"
             )
         try:
-            settings = load_yaml(self.config.read_text(encoding="utf-8"))
+            settings = load_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
             if not isinstance(settings, dict):
                 raise ValueError("it is no mapping of sections")
             config = Config.read(with_fraction(settings))
