@@ -1,7 +1,9 @@
 """Every kind of input gives its documents, and every kind of damage is named with file and line."""
 
 import gzip
+import io
 import json
+import logging
 import lzma
 import os
 import re
@@ -113,6 +115,25 @@ def test_a_streamed_dataset(tmp_path: Path) -> None:
             list(HubInput(bad, "text").records(0))
     with pytest.raises(ValueError, match=r"hf:a:b:c:d: .*hf:NAME:CONFIG:SPLIT"):
         list(HubInput("hf:a:b:c:d", "text").records(0))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    logger = logging.getLogger("huggingface_hub")
+
+    def unreachable(*_: Any, **__: Any) -> Any:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(shown := io.StringIO())])
+    level = logger.level
+    with pytest.raises(ValueError, match=r"hf:a/b\b.*hub.*network"):
+        list(HubInput("hf:a/b", "text").records(0))
+    assert shown.getvalue() == ""
+    assert logger.level == level
+    logger.warning("seen")
+    assert shown.getvalue() == "seen\n"
 
 
 def test_documents_in_memory() -> None:

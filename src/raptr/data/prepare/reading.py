@@ -8,10 +8,12 @@ current row group), and record n can be reached again without parsing those befo
 """
 
 import json
+import logging
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -253,11 +255,17 @@ class HubInput:
         if not path or any(rest):
             raise ValueError(f"{self.name}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
         try:
-            rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
+            with _retrying_silently():
+                rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
                 known = self.field in row
                 parsed = _string(row[self.field], self.field) if known else ("", *_missing(self.field, row))
                 yield _record(f"{self.name}, row {number}", parsed)
+        except ConnectionError as error:
+            raise ValueError(
+                f"{self.name}: the Hugging Face hub was not reached ({_damage(error)}). Check the network, or give "
+                "files on this machine."
+            ) from error
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.name}: expected a dataset that can be read, found: {_damage(error)}") from error
 
@@ -278,6 +286,18 @@ class DocumentsInput:
     def records(self, start: int) -> Iterator[Record]:
         for document in islice(self.documents(), start, None):
             yield _record(f"document {document.name!r}", _string(document.text, "text"))
+
+
+@contextmanager
+def _retrying_silently() -> Iterator[None]:
+    """For a while, keep the hub's package from warning of each of its retries; what fails at last is an error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _record(where: str, parsed: tuple[str, str, str], position: int = 0) -> Record:
