@@ -151,6 +151,18 @@ def test_what_is_prepared_is_reused(corpus: Path, tmp_path: Path) -> None:
     assert contents(out) == before
 
 
+@pytest.mark.parametrize("writings", [("texts", "texts/"), ("texts/", "texts"), ("texts", "./texts")])
+def test_a_folder_may_be_written_in_two_ways(
+    writings: tuple[str, str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (corpus / "wiki").rename(tmp_path / "texts")
+    (corpus / "web").rename(tmp_path / "held")
+    first, second = ([DomainSource("a", (path,), valid=(path.replace("texts", "held"),))] for path in writings)
+    store = prepare_corpus(first, tmp_path / "out", vocabulary=300)
+    assert prepare_corpus(second, tmp_path / "out", vocabulary=300, progress=_stop).fingerprint == store.fingerprint
+
+
 def test_what_another_request_prepared_is_refused(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare_corpus(domains(corpus), out, vocabulary=300)
@@ -205,7 +217,7 @@ def test_a_full_disk_is_named_and_the_rest_can_be_done_later(
     assert contents(out) == contents(prepare_corpus(domains(corpus), tmp_path / "whole", vocabulary=300).path)
 
 
-@pytest.mark.parametrize(("stage", "code", "said"), [("reading", 130, "interrupted"), ("encoding", 3, "goes on")])
+@pytest.mark.parametrize(("stage", "code", "said"), [("reading", 130, "interrupted"), ("encoding", 3, "same command")])
 def test_control_c_says_what_the_same_command_does(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str, code: int, said: str
 ) -> None:

@@ -113,7 +113,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     for key in new:
         if key != "domains" and old.get(key) != new[key]:
             return f"{key} was {old.get(key)}, is {new[key]}"
-    before, after = old.get("domains", []), new["domains"]
+    before, after = ([_normalised(one) for one in request.get("domains", [])] for request in (old, new))
     if [one["name"] for one in before] != [one["name"] for one in after]:
         return f"the domains were {_names(before)}, are {_names(after)}"
     for was, now in zip(before, after, strict=True):
@@ -126,6 +126,11 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
                 f"({was['files']} of {was['bytes']} bytes before, {now['files']} of {now['bytes']} bytes now)"
             )
     return ""
+
+
+def _normalised(domain: Mapping[str, Any]) -> dict[str, Any]:
+    """A domain in which `texts/` and `./texts` are `texts`."""
+    return {**domain, **{key: [Path(path).as_posix() for path in domain[key]] for key in ("paths", "valid")}}
 
 
 def _names(domains: list[dict[str, Any]]) -> str:
