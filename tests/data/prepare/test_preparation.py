@@ -151,6 +151,18 @@ def test_how_much_is_held_out(tmp_path: Path) -> None:
         assert store.domains[0].count("valid") / 3000 == pytest.approx(held_out, rel=0.25)
 
 
+def test_held_out_documents_with_few_tokens_are_mentioned(tmp_path: Path) -> None:
+    short, said = [f"text {i}" for i in range(400)], list[str]()
+    for name, texts in (("even", short), ("uneven", [*short, "a long document " * 20_000])):
+        path = write(tmp_path / f"{name}.jsonl", texts)
+        prepare_corpus([parse_domain(str(path))], tmp_path / name, vocabulary=300, say=said.append)
+    (mentioned,) = (line for line in said if "held" in line)
+    assert re.search(r"uneven: \d+ of 401 documents.*0\.\d+% of the tokens.*--held-out.* 0\.02", mentioned)
+    given = with_valid([parse_domain(str(path))], [str(write(tmp_path / "valid.jsonl", ["a text of its own"]))])
+    prepare_corpus(given, tmp_path / "given", vocabulary=300, say=said.append)
+    assert [line for line in said if "held" in line] == [mentioned]
+
+
 def test_broken_lines_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
     path = corpus / "wiki" / "1.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -276,7 +288,7 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_does_not_fit(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no .*file"):
         prepare_corpus(domains(corpus), tmp_path / "out", tokenizer=path)
     facts = json.loads(train(["some text"], 300).to_str())
     for token in facts["added_tokens"]:

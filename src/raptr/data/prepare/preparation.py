@@ -35,7 +35,17 @@ from raptr.data.prepare.request import HELD_OUT, SHARD_TOKENS, Request
 from raptr.data.prepare.stream import BEGINNING, Chunk
 from raptr.data.prepare.tokenizer import existing, train
 from raptr.data.prepare.workfolder import alone, clear, naming, resume, reuse, work_folder
-from raptr.data.store import DTYPES, FORMAT, MANIFEST, TOKENIZER, Manifest, TokenStore, dtype_for, open_store
+from raptr.data.store import (
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    TOKENIZER,
+    DomainShards,
+    Manifest,
+    TokenStore,
+    dtype_for,
+    open_store,
+)
 from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, load, read_vocabulary
 from raptr.files import sha256_of, sync, write_text
 
@@ -184,6 +194,8 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
         if quota == 0:
             say(f"domain {name} has {weights[i]:.2%} of the tokens; it gets the smallest weight that works, 1/{CYCLE}")
             weights[i] = 1 / CYCLE
+    if not any(request.valid):
+        _mention_short_held_out(journal.domains, request.held_out, say)
     manifest = Manifest(
         vocabulary=facts.size,
         dtype=dtype,
@@ -234,6 +246,19 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
     )
     journal.write(work)
     return journal
+
+
+def _mention_short_held_out(domains: Iterable[DomainShards], held_out: float, say: Say) -> None:
+    """Say where documents were held out as asked, but have less than a quarter of that fraction of the tokens."""
+    for domain in domains:
+        tokens = domain.total("valid") / (domain.total("train") + domain.total("valid"))
+        if tokens < held_out / 4:
+            count = domain.count("valid")
+            say(
+                f"domain {domain.name}: {count:,} of {domain.count('train') + count:,} documents are held out, but "
+                f"with only {tokens:.2%} of the tokens. --held-out is a fraction of documents, {held_out:g}; raise it, "
+                "or give text with --valid."
+            )
 
 
 def _tidy(work: Path) -> None:
