@@ -560,6 +560,24 @@ def test_a_report_is_a_page_a_plot_and_two_tables(tmp_path: Path) -> None:
     assert len(report.table.columns) == 3
 
 
+def test_a_strangers_folder_stays_as_it_is(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run", steps=20), tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("not ours")
+    (out / "scores.png").write_text("not ours either")
+    with pytest.raises(ValueError, match=rf"out is .*{out.name}.*notes\.txt"):
+        write_report([run], out)
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "scores.png"]
+
+
+def test_notes_beside_a_report_are_no_obstacle(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run", steps=20), tmp_path / "out"
+    write_report([run], out)
+    (out / "notes.txt").write_text("what we saw")
+    write_report([run], out)
+    assert (out / "notes.txt").exists()
+
+
 def test_a_report_of_no_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run folder"):
         write_report([], tmp_path / "out")

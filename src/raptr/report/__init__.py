@@ -13,6 +13,9 @@ from raptr.report.runs import labels, read_run
 from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import dicts, markdown, rich_table, summary
 
+PAGE = "report.html"
+OTHERS = ("losses.png", "scores.png", "table.md", "table.json")  # all that there was before there was a page
+
 
 @dataclass(frozen=True)
 class Report:
@@ -32,9 +35,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
         raise ValueError("A report needs at least one run folder, and none was given.")
     read = [read_run(path) for path in runs]
     rows = summary(read)
+    _refuse_strange(out)
     out.mkdir(parents=True, exist_ok=True)
     report = Report(
-        page=out / "report.html",
+        page=out / PAGE,
         plot=out / "losses.png",
         markdown=out / "table.md",
         json=out / "table.json",
@@ -55,3 +59,13 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
     report.markdown.write_text(markdown(rows), encoding="utf-8")
     report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return report
+
+
+def _refuse_strange(out: Path) -> None:
+    """Leave a folder alone that holds no report but something else."""
+    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    if PAGE not in names and (strange := [name for name in names if name not in OTHERS]):
+        raise ValueError(
+            f"out is {str(out)!r}, a folder that is no report but holds {', '.join(strange[:4])}. "
+            "Name a new or an empty folder."
+        )
