@@ -15,7 +15,7 @@ from rich.console import Console
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
 from raptr.train import checkpoint, run
-from raptr.train.config import Config
+from raptr.train.config import Config, differences
 from raptr.train.loop import Result, Trainer, pretrain
 from raptr.train.run import RunFolder
 from raptr.train.safety import OutOfMemory
@@ -92,6 +92,23 @@ def test_the_configuration_is_written_without_auto_and_with_all_dimensions(store
     assert (saved["train"]["device"], saved["train"]["precision"]) == ("cpu", "float32")
     assert saved["model"]["parts"] == 4
     assert None not in saved["model"].values()
+
+
+def test_the_vocabulary_of_prepared_text_is_no_setting(store: TokenStore, tmp_path: Path) -> None:
+    train(store, tmp_path / "run", 1, data={"vocabulary": 2048})
+    saved = written(tmp_path / "run")
+    assert "vocabulary" not in saved["data"]
+    saved["data"]["vocabulary"] = 2048  # as it was written once, whatever the text had
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert train(store, tmp_path / "run", 3, data={"vocabulary": 4096}).step == 3
+
+
+def test_the_built_in_text_may_go_on_as_prepared_text_but_not_with_another_vocabulary(store: TokenStore) -> None:
+    built_in, other = (config(store, data={"source": "builtin", "vocabulary": size}) for size in (2048, 4096))
+    assert built_in.mapping()["data"]["vocabulary"] == 2048
+    assert list(differences(built_in.mapping(), other.mapping())) == ["data.vocabulary"]
+    assert differences(built_in.mapping(), config(store).mapping()) == {}
+    assert differences(config(store).mapping(), built_in.mapping()) == {}
 
 
 def test_every_start_that_trains_is_recorded(store: TokenStore, tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class DataSettings:
         if not 8 <= self.length <= MOST_WIDE:
             raise ValueError(f"data.length is {self.length}; a whole number from 8 to {MOST_WIDE} is allowed")
 
+    def mapping(self) -> dict[str, Any]:
+        """The settings, without `vocabulary` where a prepared folder has its own."""
+        unused = () if self.source in (None, BUILTIN) else ("vocabulary",)
+        return {key: value for key, value in asdict(self).items() if key not in unused}
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -252,7 +257,7 @@ class Config:
         return {
             "model": self.model.mapping(dimensions),
             "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
-            "data": asdict(self.data),
+            "data": self.data.mapping(),
             "objective": {key: value for key, value in asdict(self.objective).items() if value is not None},
             "optimizer": {**asdict(self.optimizer), "idle": self.idle(method)},
             "train": {key: _plain(value) for key, value in asdict(self.train).items()},
@@ -372,6 +377,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     if new.get("model", {}).get("dropout"):
         free -= {"train.accumulate"}  # what is dropped is drawn for each micro-batch
     before, after = _flat(old), _flat(new)
+    if "data.vocabulary" not in before or "data.vocabulary" not in after:
+        free |= {"data.vocabulary"}  # of prepared text, whose fingerprint is compared instead
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
 
