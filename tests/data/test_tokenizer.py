@@ -58,7 +58,7 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"vocabulary.* 100.*261"):
         train(TEXTS, 100)
-    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*no such file"):
         load(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json: .*not"):

@@ -217,7 +217,7 @@ def test_a_full_disk_is_named_and_the_rest_can_be_done_later(
     assert contents(out) == contents(prepare_corpus(domains(corpus), tmp_path / "whole", vocabulary=300).path)
 
 
-@pytest.mark.parametrize(("stage", "code", "said"), [("reading", 130, "interrupted"), ("encoding", 3, "same command")])
+@pytest.mark.parametrize(("stage", "code", "said"), [("reading", 130, "interrupted"), ("encoding", 3, "continues")])
 def test_control_c_says_what_the_same_command_does(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stage: str, code: int, said: str
 ) -> None:
