@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForSequenceClassification, masking_utils
+from transformers import (
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormForSequenceClassification,
+    RoFormerConfig,
+    RoFormerForSequenceClassification,
+    masking_utils,
+)
 
 from raptr.evaluation import stepping
 from raptr.evaluation.coding import Coded, coded
@@ -19,6 +25,7 @@ from tests.evaluation.tiny import make_bert
 
 RATES = [1e-3 * min(1.0, (step + 1) / 4) for step in range(12)]
 BATCH = 4
+SIZES: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +128,17 @@ def test_bfloat16_weights_follow_float32_ones(bert: Path, examples: Coded) -> No
     assert not torch.equal(next(iter(tiny._weights)), weight)
 
 
+def test_weights_that_are_not_trained_are_bfloat16_too(examples: Coded) -> None:
+    config = RoFormerConfig(vocab_size=30, **SIZES)  # its table of positions is fixed
+    made = RoFormerForSequenceClassification(config).train()
+    assert not all(parameter.requires_grad for parameter in made.parameters())
+    stepped = steps(made, examples, half=True)
+    for places, width in batches(examples)[:2]:
+        stepped(places, width, 1e-3)
+    assert stepped.diverged() is None
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
+
+
 class Replays:
     """Captures as a GPU does: the call is not run, and what it reads is fixed."""
 
@@ -177,8 +195,7 @@ class _ReadsBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def test_a_step_of_an_export_neither_reads_back_nor_sends(examples: Coded, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    config = RobertaPreLayerNormConfig(vocab_size=30, pad_token_id=0, **sizes)
+    config = RobertaPreLayerNormConfig(vocab_size=30, pad_token_id=0, **SIZES)
     stepped = trained(RobertaPreLayerNormForSequenceClassification(config).train(), examples)
     monkeypatch.setattr(stepped._optimizer, "step", lambda: None)  # reads its step count on the CPU alone
     monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)  # as it is while a graph is captured
@@ -201,6 +218,22 @@ def test_on_a_gpu_captured_steps_are_the_plain_ones(bert: Path, examples: Coded)
             torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-2, msg=name)
         dropping = trained(model(bert, 0.1).to(device), examples.to(device), half=True, capture=capture)
         assert (dropping.captured, dropping.diverged()) == (2, None)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu_a_model_that_reads_a_number_back_is_trained_all_the_same(bert: Path, examples: Coded) -> None:
+    def read(module: Any, inputs: Any, outputs: Any) -> None:
+        outputs.logits.sum().item()
+
+    device = torch.device("cuda")
+    with stepping.on_stream(device) as capture:
+        made = model(bert, 0.1).to(device)
+        made.register_forward_hook(read)
+        failed = trained(made, examples.to(device), half=True, capture=capture)
+        assert (failed.captured, failed.diverged()) == (0, None)
+    with stepping.on_stream(device) as capture:  # nor does the next model notice
+        after = trained(model(bert, 0.1).to(device), examples.to(device), half=True, capture=capture)
+        assert (after.captured, after.diverged()) == (2, None)
 
 
 def test_without_a_gpu_nothing_is_captured() -> None:

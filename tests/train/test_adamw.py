@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from raptr.distributed.sharding import local
 from raptr.train.adamw import AdamW
 from raptr.train.optimizer import load_state, state_tensors
 
@@ -121,3 +127,27 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
     optimizer.step()
     assert torch.equal(model.weight, before)
     assert optimizer.state[model.weight]["step"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def second_of_two() -> Iterator[DeviceMesh]:
+    """The second of two processes, whose messages reach nobody."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def test_a_process_steps_its_own_rows_without_a_message(second_of_two: DeviceMesh) -> None:
+    rows, counts, steps = (gradient((3, 4), step) for step in (0, 1)), torch.arange(6.0).view(6, 1), []
+    weight, grad = (DTensor.from_local(own, second_of_two, [Shard(0)], run_check=False) for own in rows)
+    for parameter, age in ((weight, counts), (weight.to_local().clone(), counts[3:])):
+        one = nn.Parameter(parameter)
+        one.grad = grad if isinstance(parameter, DTensor) else grad.to_local()
+        optimizer = AdamW([one], **ADAM)
+        moments = {kind: torch.zeros_like(one) for kind in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[one] = {"step": age.clone(), **moments}
+        with CommDebugMode() as messages:  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert messages.get_total_counts() == 0
+        steps.append(local(one.detach())[0])
+    assert torch.equal(*steps)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raptr.evaluation.coding import Coded
+from raptr.train.capture import captured
 
 WARM_UP = 3  # steps of a shape before it is captured: libraries and the optimizer set things up in them
 
@@ -47,8 +48,8 @@ class Steps:
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient
         if half:
-            for weight in self._weights:
-                weight.data = weight.data.bfloat16()
+            for parameter in model.parameters():  # those that are not trained, too: layers mix no precisions
+                parameter.data = parameter.data.bfloat16()
         device = examples.targets_N.device
         self._rate = torch.zeros((), device=device)
         groups = [
@@ -130,7 +131,7 @@ def on_stream(device: torch.device) -> Iterator[Capture | None]:
 
     def capture(step: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):  # this does not run the step
+        with captured(graph, pool, stream):  # this does not run the step
             step()
         return graph.replay
 

@@ -7,6 +7,7 @@ the state `step` of such a tensor has one count for each row: it has the paramet
 rows. All other parameters are updated by `torch.optim.AdamW` itself.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -88,7 +89,7 @@ def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
     if not is_sharded(parameter) or is_sharded(counts) or counts.shape[0] == 1:
         return rows(counts)
     own, first = local(parameter)
-    row = first // max(1, parameter[0].numel())
+    row = first // max(1, math.prod(parameter.shape[1:]))
     return counts[row : row + len(own)]
 
 

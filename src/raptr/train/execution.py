@@ -37,6 +37,7 @@ from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
+from raptr.train.capture import captured
 from raptr.train.config import TrainSettings
 from raptr.train.slots import Parameters, Slots, parameters_of
 
@@ -317,7 +318,7 @@ class _Graph:
                 program.warm_up(self._batch, self._packed)
             torch.cuda.current_stream(device).wait_stream(memory.stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=memory.pool, stream=memory.stream):
+            with captured(self._graph, memory.pool, memory.stream):
                 self._loss, self._gradients = program(self._batch, self._packed)
         finally:
             torch.cuda.set_rng_state(random, device)
