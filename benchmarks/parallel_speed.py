@@ -55,7 +55,7 @@ def main() -> None:
         if processes.control is None:
             raise SystemExit("Start it with torchrun.")
         result: dict[str, Any] = {
-            "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()},
+            "settings": {key: value for key, value in vars(given).items() if key != "out"},
             "processes": processes.size,
             "counted": counted(given, Path(folder)),
             "ways": {},
