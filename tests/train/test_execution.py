@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
@@ -25,6 +23,7 @@ from raptr.subnetworks import Subnetwork
 from raptr.train import execution
 from raptr.train.config import Config, TrainSettings
 from raptr.train.execution import Execution, Gather, Skip, _Program, make_execution
+from tests.operations import Operations
 
 CONFIG = BertConfig(layers=5, width=32, heads=4, head_size=8, mlp=64, vocabulary=50, positions=16, parts=4)
 DECODER = DecoderConfig(
@@ -244,18 +243,6 @@ def test_a_stage_of_narrow_layers_is_compiled_once(form: str, schedule: str, con
         for step in range(phase.start, phase.stop):
             gradients(model, run, method.subnetwork(step), 1)
         assert counters["stats"]["unique_graphs"] == graphs, phase
-
-
-class Operations(TorchDispatchMode):
-    """Notes the operations that are called, but for those of a program: on a GPU they are in its graph."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.called: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @every_family

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from raptr.train.idle import idle
+from tests.operations import Operations
 
 
 class Pair(nn.Module):
@@ -17,18 +17,6 @@ class Pair(nn.Module):
         super().__init__()
         self.first = nn.Linear(4, 4)
         self.second = nn.Linear(4, 4)
-
-
-class Operations(TorchDispatchMode):
-    """Notes the operations that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.called: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def pair() -> Pair:
