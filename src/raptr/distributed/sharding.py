@@ -5,8 +5,8 @@ One engine serves all: on a mesh (N, 1) the weights are whole everywhere and gra
 both are in N shards (fsdp), on (R, S) in S shards, R times (hsdp). All processes must run the same layers in the same
 order: `fully_shard` would otherwise add up gradients of different layers without a word.
 
-Between two steps the parameters are `DTensor`s: the optimizer, clipping, growth and checkpoints see shards. Inside a
-forward pass they are plain tensors.
+Between two steps the parameters are `DTensor`s, for growth, checkpoints and optimizers that need whole matrices;
+clipping and AdamW work on this process' rows (`mine`). Inside a forward pass they are plain tensors.
 """
 
 import math
@@ -89,10 +89,8 @@ def as_shard(own: Tensor, like: DTensor) -> DTensor:
     return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
-def over_shards(squares: Tensor, like: Tensor) -> Tensor:
+def over_shards(squares: Tensor, like: DTensor) -> Tensor:
     """The sum over the shards of a tensor like this one, of what each process has for its own."""
-    if not is_sharded(like):
-        return squares
     parts = [Partial() if isinstance(placement, Shard) else Replicate() for placement in like.placements]
     return DTensor.from_local(squares, like.device_mesh, parts, run_check=False).full_tensor()
 
