@@ -1,7 +1,7 @@
 """The time of a step by the number of layers that run, under each engine and in one process without one.
 
     torchrun --standalone --nproc-per-node 1 benchmarks/parallel_speed.py [--family bert] [--size base] [--batch 256]
-        [--length 128] [--layers 6 8 10 12] [--rounds 5] [--steps 10] [--device cuda] [--out FILE]
+        [--length 128] [--layers 6 8 10 12] [--rounds 5] [--steps 10] [--device cuda] [--way NAME] [--out FILE]
 
 At one process every message is sent to itself: what remains is what an engine costs besides the network. The saving
 that k of L layers realise, (time(L) - time(k)) / time(L), stands beside the counted one, which is that of the FLOPs of
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this way; repeatable")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "parallel_speed.json")
     given = parser.parse_args()
     with joined() as processes, TemporaryDirectory() as folder:
@@ -61,7 +62,7 @@ def main() -> None:
             "ways": {},
             "environment": environment(),
         }
-        for name in WAYS:
+        for name in given.way or WAYS:
             result["ways"][name] = timed(name, given, Path(folder), processes)
             if processes.first:  # a stop keeps the ways that are measured
                 given.out.write_text(json.dumps(result, indent=1) + "\n")
