@@ -55,7 +55,8 @@ def steps(made: Any, examples: Coded, *, half: bool = False, capture: Any = None
 
 def batches(examples: Coded) -> list[tuple[Tensor, int]]:
     order = torch.arange(len(examples))
-    return list(zip(torch.split(order, BATCH), examples.widths(order, BATCH), strict=True))
+    places = torch.split(order.to(examples.targets_N.device), BATCH)
+    return list(zip(places, examples.widths(order, BATCH), strict=True))
 
 
 def trained(made: Any, examples: Coded, **settings: Any) -> Steps:

@@ -164,7 +164,7 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
 def test_models_are_judged_at_the_learning_rates_that_were_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     items = {item.name: item for item in queue.read_queue()}
-    names = ("long-12x256", "progressive-12x256", "rivals-12x256")
+    names = ("long-12x256", "same-steps-12x256", "rivals-12x256")
     rows = [row for name in names for row in json.loads(items[name].record.read_text())["best"]]
     for item in items.values():
         if not item.judges:
