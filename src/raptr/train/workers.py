@@ -58,12 +58,14 @@ class Workers:
 
         The result is None where it had not begun when it was asked to stop.
         """
-        # Processes start here and inherit this: Ctrl-C is for the parent alone to hear.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Processes start here and inherit this: what a terminal, `timeout` or Slurm sends to all of them is for the
+        # parent alone to hear, which asks them to stop.
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             return self._pool.submit(_call, function, arguments, named)
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 _asked, _busy = StopRequest(), Lock()  # of a process that works for another
@@ -71,6 +73,7 @@ _asked, _busy = StopRequest(), Lock()  # of a process that works for another
 
 def _start(ear: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
     torch.set_num_threads(threads)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # those of tokenizers
     Thread(target=_listen, args=(ear,), daemon=True).start()
     with turn:
         torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
