@@ -9,7 +9,7 @@ import inspect
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from raptr import idle, running, stepwise  # raptr
+from raptr import idle, stepwise  # raptr
 
 LENGTH, STEPS, MICRO_BATCHES = 64, 200, 2
 
@@ -24,7 +24,7 @@ def main() -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    steps = stepwise(model, "raptr", steps=STEPS, schedule="3-4-5-6")  # raptr
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="3-6", optimizer=optimizer)  # raptr
     for step in range(STEPS):
         steps.begin(step)  # raptr
         for _ in range(MICRO_BATCHES):
@@ -37,9 +37,10 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 50 == 0:
-            judged = steps.method.evaluated(step + 1)  # raptr: the full model, scaled by keep probabilities
-            with torch.no_grad(), running(steps.routed, judged):  # raptr
+            steps.begin_evaluation(step + 1)  # raptr: the layers that the model has by now
+            with torch.no_grad():
                 loss = model(input_ids=held_out, labels=held_out).loss
+            steps.close()  # raptr
             print(f"step {step + 1}: {steps.size} layers ran, FLOPs {steps.flops:.2f}, held-out loss {loss:.3f}")
 
 

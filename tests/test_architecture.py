@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
         "strict_yaml",
         "train",
     },
-    "integrations": {"extras", "methods", "models", "subnetworks", "train"},
+    "integrations": {"distributed", "extras", "growth", "methods", "models", "subnetworks", "train"},
     "failures": {"distributed", "extras", "train"},
     "options": {"methods", "models"},
     "planning": {"failures", "models", "options", "strict_yaml", "train"},

@@ -14,6 +14,8 @@ from raptr.cli import main
 from raptr.comparison import read_comparison
 from raptr.comparison.record import read_rows
 from raptr.comparison.table import finals
+from raptr.methods import make_method
+from raptr.subnetworks import Shape
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,6 +27,17 @@ def test_the_llama_loop_learns(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(PROGRAMS[0], "README.md", "exec"), {})
     loss = float(capsys.readouterr().out.removeprefix("loss "))
     assert loss < 2.5  # ln 256 = 5.5 at the start
+
+
+def test_the_callback_saves_a_quarter() -> None:
+    shown = re.search(r"^callbacks = \[SubnetworkCallback\((.*)\)\]$", README, flags=re.MULTILINE)
+    assert shown is not None
+    name, settings = eval(f"(lambda name, **settings: (name, settings))({shown[1]})")
+    method = make_method(name, shape=Shape(12), steps=5800, **settings)
+    assert method.name == "progressive-stacking"
+    sizes = [method.subnetwork(step).size for step in range(method.steps)]
+    assert sum(sizes) / len(sizes) == pytest.approx(9, abs=0.01)
+    assert sorted(set(sizes)) == [3, 6, 12]
 
 
 def test_the_bert_example_names_the_idle_layers(capsys: pytest.CaptureFixture[str]) -> None:

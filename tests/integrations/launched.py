@@ -6,7 +6,7 @@ python -m torch.distributed.run --nproc_per_node 2 -m tests.integrations.launche
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,17 @@ NARROW: dict[str, Any] = {"idle": "zero", "heads": "1-1-2-2", "parts": "1-2-3-4"
 ACCUMULATED: dict[str, Any] = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
 
 
+def callback(make: Callable[..., Any], *, growing: bool = False, **settings: Any) -> Any:
+    """A callback of one of the trainers, for RaPTr or for a model that grows at steps 3 and 7."""
+    like = make(**settings)
+    return type(like)("progressive-stacking", schedule="2-3-6", **settings) if growing else like
+
+
 def outcome(folder: Path, *, sharded: bool = False, resume: bool = False, **settings: Any) -> dict[str, Any]:
     """The losses of a run, a sum over its weights on each process, and the layers without gradients in step 0."""
-    method = {name: settings.pop(name) for name in ("idle", "schedule", "heads", "parts") if name in settings}
-    run = trainer(folder, raptr(**method), **{"per_device_train_batch_size": 4, **settings})
+    names = ("growing", "idle", "schedule", "heads", "parts")
+    method = {name: settings.pop(name) for name in names if name in settings}
+    run = trainer(folder, callback(raptr, **method), **{"per_device_train_batch_size": 4, **settings})
     if sharded:  # what `accelerate launch` decides from its configuration, on a GPU only
         state = run.accelerator.state
         state.distributed_type = DistributedType.FSDP
@@ -92,7 +99,7 @@ def lightning_outcome(
     strategy = ModelParallelStrategy(2, 1) if sharded else "ddp_find_unused_parameters_true"
     settings: dict[str, Any] = {"devices": 2, "strategy": strategy, "use_distributed_sampler": False}
     settings["enable_checkpointing"] = bool(callbacks)
-    run = test_lightning.trainer(folder, test_lightning.raptr(**method), *callbacks, **settings)
+    run = test_lightning.trainer(folder, callback(test_lightning.raptr, **method), *callbacks, **settings)
     sampler: DistributedSampler[Any] = DistributedSampler(Rows(), 2, dist.get_rank(), shuffle=False)
     run.fit(module, DataLoader(Rows(), batch_size=4, sampler=sampler), ckpt_path=checkpoint)
     total = total_of(module.state_dict())
@@ -134,6 +141,12 @@ def main(folder: Path) -> None:
         "fsdp, narrow": outcome(folder / "fsdp-narrow", sharded=True, **NARROW),
         "fsdp, resumed, zero": resumed(folder / "resumed-zero", idle="zero"),
         "fsdp, resumed, skip": resumed(folder / "resumed-skip", schedule="5-5-5-6"),
+        "ddp, growing": outcome(folder / "ddp-growing", growing=True),
+        "fsdp, growing": outcome(folder / "fsdp-growing", sharded=True, growing=True),
+        "fsdp, resumed, growing": resumed(folder / "resumed-growing", growing=True),
+        "lightning, growing": lightning_outcome(folder / "lightning-growing", growing=True),
+        "lightning, fsdp, growing": lightning_outcome(folder / "lightning-fsdp-growing", sharded=True, growing=True),
+        "lightning, resumed, growing": lightning_resumed(folder / "lightning-resumed-growing", growing=True),
         "lightning": lightning_outcome(folder / "lightning"),
         "lightning, narrow": lightning_outcome(folder / "lightning-narrow", **NARROW),
         "lightning, fsdp": lightning_outcome(folder / "lightning-fsdp", sharded=True),

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from tests.integrations import test_lightning
-from tests.integrations.launched import NARROW, Sharded
+from tests.integrations.launched import NARROW, Sharded, callback
 from tests.integrations.test_transformers import losses, raptr, trainer
 from tests.integrations.tiny import STEPS, Rows
 
@@ -43,12 +43,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     result = {}
     ways: dict[str, dict[str, Any]] = {"skip": {"idle": "skip"}, "zero": {"idle": "zero"}, "narrow": NARROW}
+    ways["growing"] = {"growing": True}
     for way, settings in ways.items():
-        run = trainer(tmp_path_factory.mktemp(way), raptr(**settings), per_device_train_batch_size=8)
+        run = trainer(tmp_path_factory.mktemp(way), callback(raptr, **settings), per_device_train_batch_size=8)
         run.train()
         result[way] = losses(run)
         module = test_lightning.Module()
-        lightning = test_lightning.trainer(tmp_path_factory.mktemp(way), test_lightning.raptr(**settings))
+        lightning = test_lightning.trainer(tmp_path_factory.mktemp(way), callback(test_lightning.raptr, **settings))
         lightning.fit(module, DataLoader(Rows(), batch_size=8))
         result[f"lightning, {way}"] = module.losses
     return result
@@ -64,6 +65,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         ("fsdp, zero", "zero", "FSDPLlamaForCausalLM"),
         ("ddp, narrow", "narrow", "DistributedDataParallel"),
         ("fsdp, narrow", "narrow", "FSDPLlamaForCausalLM"),
+        ("ddp, growing", "growing", "DistributedDataParallel"),
+        ("fsdp, growing", "growing", "FSDPLlamaForCausalLM"),
+        ("lightning, growing", "lightning, growing", "DistributedDataParallel"),
+        ("lightning, fsdp, growing", "lightning, growing", "FSDPLlamaForCausalLM"),
         ("lightning", "lightning, skip", "DistributedDataParallel"),
         ("lightning, narrow", "lightning, narrow", "DistributedDataParallel"),
         ("lightning, fsdp", "lightning, skip", "FSDPLlamaForCausalLM"),
@@ -79,10 +84,10 @@ def test_two_processes_train_what_one_does(
     assert outcome["totals"][0] == outcome["totals"][1]
 
 
-@pytest.mark.parametrize("policy", ["zero", "skip"])  # with skip: by the checkpoint every layer has run once
+@pytest.mark.parametrize("how", ["zero", "skip", "growing"])  # with skip: by the checkpoint every layer has run once
 @pytest.mark.parametrize("way", ["fsdp", "lightning"])
-def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], way: str, policy: str) -> None:
-    runs = found[f"{way}, resumed, {policy}"]
+def test_a_sharded_run_that_is_resumed_is_the_undisturbed_one(found: dict[str, Any], way: str, how: str) -> None:
+    runs = found[f"{way}, resumed, {how}"]
     assert len(runs["resumed"]["losses"]) == STEPS
     assert runs["resumed"] == runs["undisturbed"]
 

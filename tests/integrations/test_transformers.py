@@ -14,8 +14,10 @@ import transformers as hf
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from raptr.integrations.steps import stepwise
 from raptr.integrations.transformers import SubnetworkCallback
 from raptr.methods import make_method
+from raptr.models.attach import running
 from raptr.subnetworks import Schedule, Shape
 from tests.integrations.tiny import STEPS, Rows, llama, whole
 
@@ -234,13 +236,30 @@ def test_evaluation_between_steps_runs_the_whole_model(tmp_path: Path) -> None:
     assert [ran for _, ran in watch.ran] == subnetworks()
 
 
-def test_evaluation_without_its_scales_is_announced_once(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"step 8.*scaling='sqrt'") as found:
-        trainer(tmp_path, raptr(scaling="none"), eval_strategy="steps", eval_steps=2).train()
-    assert len(found) == 1
-    trainer(tmp_path, raptr(scaling="none")).train()  # nothing is evaluated, so there is nothing to say
-    with pytest.warns(UserWarning, match=r"stochastic-depth.*after it"):
+def test_evaluation_between_steps_has_the_scales_of_the_method(tmp_path: Path) -> None:
+    model = llama()
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    callback = raptr(scaling="none")
+    run = trainer(tmp_path, callback, model=model, **settings)
+    run.train()
+    found = [entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry]
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    plain, scaled = [], []
+    assert callback.steps is not None
+    for step in range(2, STEPS + 1, 2):
+        model.load_state_dict(load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors"), strict=False)
+        plain.append(run.evaluate()["eval_loss"])
+        with running(callback.steps.routed, callback.steps.method.evaluated(step)):
+            scaled.append(run.evaluate()["eval_loss"])
+    assert found == scaled
+    assert [one == two for one, two in zip(plain, scaled, strict=True)] == [False] * 4 + [True]
+
+
+def test_a_method_that_does_not_end_whole_is_announced(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"stochastic-depth never trains the whole model") as found:
         trainer(tmp_path, SubnetworkCallback("stochastic-depth", scaled="layer")).train()
+    assert len(found) == 1
 
 
 def test_early_stopping_ends_with_the_whole_model(tmp_path: Path) -> None:
@@ -428,9 +447,51 @@ def test_blocks_are_compiled_where_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert weights(compiled).keys() == weights(plain).keys()
 
 
-def test_a_method_that_grows_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"stacking.*grows"):
-        trainer(tmp_path, SubnetworkCallback("stacking")).train()
+GROWING: dict[str, Any] = {"schedule": "2-3-6"}  # growths at steps 3 and 7 of 10
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5, 7])  # before a growth, right at it, and in between
+def test_a_model_that_grows_is_judged_saved_and_resumed(tmp_path: Path, stop: int) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    settings |= {"gradient_accumulation_steps": 2}
+    runs, watches = [], []
+    for name in ("one", "two"):
+        model = llama(attention_dropout=0.1)
+        watches.append(Watch(model))
+        callback = SubnetworkCallback("progressive-stacking", **GROWING)
+        run = trainer(tmp_path / name, watches[-1], callback, model=model, **settings)
+        run.train(resume_from_checkpoint=name == "two")
+        runs.append(run)
+        if name == "one":
+            shutil.copytree(tmp_path / "one" / f"checkpoint-{stop}", tmp_path / "two" / f"checkpoint-{stop}")
+    sizes = [2] * 3 + [3] * 4 + [6] * 3
+    assert [ran for step, ran in watches[0].ran[::2]] == [tuple(range(size)) for size in sizes]
+    assert watches[0].evaluated == [tuple(range(size)) for size in sizes]
+    assert [entry["raptr/size"] for entry in runs[0].state.log_history if "loss" in entry] == sizes
+    assert losses(runs[1]) == losses(runs[0])
+    assert equal(weights(runs[1]), weights(runs[0]))
+    assert watches[1].evaluated == watches[0].evaluated[stop:]
+
+
+def test_growth_in_the_trainer_is_that_of_a_plain_loop(tmp_path: Path) -> None:
+    model, batches = llama(), []
+    model.register_forward_pre_hook(lambda _model, _args, given: batches.append(given), with_kwargs=True)
+    settings = {"lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 0.0}
+    run = trainer(tmp_path, SubnetworkCallback("progressive-stacking", **GROWING), model=model, **settings)
+    run.train()
+    assert len(batches) == STEPS
+    model, found = llama(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, optimizer=optimizer, **GROWING)
+    for step, batch in enumerate(batches):
+        steps.begin(step)
+        loss = model(**batch).loss
+        loss.backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert losses(run) == pytest.approx(found, rel=1e-5)
 
 
 def test_a_schedule_of_a_fixed_length_is_refused() -> None:

@@ -2,7 +2,7 @@
 
     from raptr.integrations.lightning import SubnetworkCallback
 
-    trainer = lightning.Trainer(max_steps=1000, callbacks=[SubnetworkCallback("raptr")])
+    trainer = lightning.Trainer(max_steps=1000, callbacks=[SubnetworkCallback("progressive-stacking")])
 
 The events of one optimizer step:
 
@@ -72,12 +72,12 @@ class SubnetworkCallback(Callback):
                 f"the number of training steps is not known (max_steps={trainer.max_steps}, "
                 f"max_epochs={trainer.max_epochs}), and a method plans its stages over it. Set max_steps."
             )
-        self.steps = stepwise(pl_module, steps=steps, **self._made)
-        self._policy = idle_policy(self.steps.method, self._idle)
+        self.steps = stepwise(pl_module, steps=steps, optimizer=trainer.optimizers, **self._made)
+        self._policy = idle_policy(self.steps, self._idle)
         if partial(self.steps.method):
             _check_ddp(trainer)
         if trainer.is_global_zero:
-            warn_of_scales(self.steps.method, during=False)
+            warn_of_scales(self.steps.method)
         if self._saved:
             self.steps.resume(self._saved)
             self._saved = None

@@ -11,6 +11,7 @@
 
 `begin` enters `raptr.running` and `end` leaves it, so all that is said in `raptr.models.attach` holds. `end` comes
 after the backward pass (of all micro-batches), so that what is recomputed there is computed with the same subnetwork.
+A method that grows the model needs its optimizer, `stepwise(..., optimizer=optimizer)`: see `inplace`.
 
 A step that an exception cut short must not leave a part of the model behind. In a `finally` clause `end` only brings
 the whole model back. Without one, these bring it back: the next `begin` (an error, since an `end` is missing),
@@ -26,8 +27,11 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from raptr.distributed.sharding import is_sharded
+from raptr.integrations.inplace import InPlace
 from raptr.methods import Method, make_method
 from raptr.methods.axes import narrowed
 from raptr.models.attach import Routed, attach, running
@@ -42,14 +46,16 @@ AXES: tuple[Axis, ...] = ("heads", "parts")
 class Steps:
     """A model and a method whose steps are begun and ended; made by `stepwise`."""
 
-    def __init__(self, routed: Routed, method: Method) -> None:
+    def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer] = ()) -> None:
         self.routed, self.method = routed, method
+        self.grown = InPlace(routed, method, optimizers)
         # Counted at each `end`: the steps, the layers that ran in all of them (a layer of which a part ran counts by
         # its FLOPs), and the last one's stage and size.
         self.steps_run = 0
         self.layers_run = 0.0
         self.stage = self.size = 0
         self._step: int | None = None
+        self._last: int | None = None  # the last step that was begun, since weights were loaded
         self._subnetwork: Subnetwork | None = None
         self._handled: BaseException | None = None  # a whole training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
@@ -61,7 +67,11 @@ class Steps:
         return self._step
 
     def begin(self, step: int) -> None:
-        """Let the model run the subnetwork of step `step` until `end`."""
+        """Let the model run the subnetwork of step `step` until `end`; at the start of a stage, grow it first.
+
+        After a resume, and after going back to an earlier step, the weights are taken to be those that the steps
+        before `step` left.
+        """
         unfinished = self._step
         self.close()
         if unfinished is not None:
@@ -69,7 +79,9 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
-        subnetwork = self.method.subnetwork(step)
+        subnetwork = self.grown.placed(self.method.subnetwork(step))
+        self.grown.grow(step if self._last is None or step < self._last else self._last + 1, step)
+        self._last = step
         self._enter(subnetwork)
         self._step, self._subnetwork, self._handled = step, subnetwork, sys.exception()
         model = self.routed.model
@@ -84,7 +96,27 @@ class Steps:
     def begin_evaluation(self, step: int) -> None:
         """Let the model run as the method judges it after `step` steps, until `close`."""
         self.close()
-        self._enter(self.method.evaluated(step))
+        self._enter(self._judged(step))
+
+    def expect_evaluation(self, step: int) -> None:
+        """Let calls in evaluation mode without gradients run as the method judges it, until `begin` or `close`."""
+        self.close()
+        model, judged = self.routed.model, self._judged(step)
+        if judged == Subnetwork.full(self.routed.layers):
+            return
+
+        def enter(module: nn.Module) -> None:
+            if module is model and _evaluating(module):
+                self._enter(judged)
+
+        def leave(module: nn.Module) -> None:
+            if module is model:
+                self._leave()
+
+        self._hooks = [
+            model.register_forward_pre_hook(lambda module, _args: enter(module)),
+            model.register_forward_hook(lambda module, _args, _output: leave(module), always_call=True),
+        ]
 
     def end(self) -> None:
         """End the step: the whole model is back."""
@@ -134,6 +166,10 @@ class Steps:
             differences = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
             raise ValueError(f"the checkpoint was trained with another method: {differences}. Use the same settings.")
         self.steps_run, self.layers_run = state["steps_run"], state["layers_run"]
+        self._last = None
+
+    def _judged(self, step: int) -> Subnetwork:
+        return self.grown.placed(self.method.evaluated(step))
 
     def _enter(self, subnetwork: Subnetwork) -> None:
         context = running(self.routed, subnetwork)
@@ -152,7 +188,7 @@ class Steps:
         self._hooks = []
 
     def _evaluated(self, module: nn.Module) -> None:
-        if module is self.routed.model and not module.training and not torch.is_grad_enabled():
+        if module is self.routed.model and _evaluating(module):
             self._cut_short("the model was called in evaluation mode without gradients")
 
     def _cut_short(self, why: str) -> None:
@@ -175,24 +211,21 @@ def stepwise(
     blocks: str | Sequence[str] | None = None,
     mlp_parts: int | None = None,
     compile: bool = False,
+    optimizer: Optimizer | Sequence[Optimizer] = (),
     seed: int = 0,
     **settings: Any,
 ) -> Steps:
     """Make the method `method` for `steps` steps of this model; `settings` are those of `make_method`.
 
-    `blocks` names the list of residual blocks (or the lists) where `attach` cannot tell, and `mlp_parts` is the number
-    of parts that their MLPs are cut into; `compile` compiles each of the blocks.
+    A method that grows needs the `optimizer`, or all of them, to copy what it knows about a layer. `blocks` names the
+    list of residual blocks (or the lists) where `attach` cannot tell, and `mlp_parts` is the number of parts that their
+    MLPs are cut into; `compile` compiles each of the blocks.
     """
     routed = attach(model, blocks, mlp_parts=mlp_parts)
     for axis in AXES:
         if settings.get(axis) is not None:
             routed.need(axis, f"{axis} is {settings[axis]!r}")
     made = make_method(method, shape=routed.shape, steps=steps, seed=seed, **settings)
-    if any(made.shape(phase.start) != made.target for phase in made.phases()):
-        raise ValueError(
-            f"method is {method!r}, which grows the model: a loop that is not raptr's own cannot add layers. Use a "
-            "method of constant shape, such as raptr, or `raptr pretrain`."
-        )
     if made.settings().get("scaled") == "branches":
         raise ValueError(
             f"method {method} has scaled='branches', and the branches of other people's blocks cannot be scaled. "
@@ -202,24 +235,18 @@ def stepwise(
         for block in routed.blocks:
             if block._compiled_call_impl is None:
                 block.compile()
-    return Steps(routed, made)
+    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
 
 
-def warn_of_scales(method: Method, *, during: bool) -> None:
-    """Warn where the method's full model needs scales that a model called as it stands lacks.
-
-    `during` says whether the trainer evaluates such a model during training; afterwards everybody does.
-    """
-    until = scaled_until(method)
-    if until is None or (not during and until < method.steps):
-        return
-    when = f"before step {until}" if until < method.steps else "during training and after it"
-    warnings.warn(
-        f"method {method.name} trains layers without scaling, so {when} its full model needs each layer multiplied by "
-        "the probability with which it runs. The trainer evaluates the model without these factors: expect losses that "
-        "are too high. Method raptr with scaling='sqrt' needs no factors.",
-        stacklevel=3,
-    )
+def warn_of_scales(method: Method) -> None:
+    """Warn where the trained model needs scales, which nobody gives it after training."""
+    if scaled_until(method) == method.steps:
+        warnings.warn(
+            f"method {method.name} never trains the whole model as it stands: evaluated after training without the "
+            "scales that the method gives its layers, it has a loss that is too high. Method raptr ends with a plain "
+            "model.",
+            stacklevel=3,
+        )
 
 
 def scaled_until(method: Method) -> int | None:
@@ -228,17 +255,27 @@ def scaled_until(method: Method) -> int | None:
     return max(ends, default=None)
 
 
-def idle_policy(method: Method, given: Policy | None) -> Policy:
-    """The policy for idle parameters: as given, or as the method needs; a given `skip` that cannot be is refused."""
+def idle_policy(steps: Steps, given: Policy | None) -> Policy:
+    """The policy for idle parameters: as given, or as the method needs; a given `skip` that cannot be is refused.
+
+    Sharded checkpoints are read as a whole, so there a layer that is not yet part of the model needs optimizer state
+    too. What `zero` makes of it is overwritten when the model grows.
+    """
+    method = steps.method
     for axis in narrowed(method):
         if given == "skip":
             raise ValueError(
                 f"idle is 'skip' with {axis}: those that are idle are slices of weights that have a gradient, so only "
                 "'zero' is allowed, which is also the default."
             )
-    return given or needed(method)
+    sharded = any(is_sharded(parameter) for parameter in steps.routed.model.parameters())
+    return given or ("zero" if steps.grown.growths and sharded else needed(method))
 
 
 def partial(method: Method) -> bool:
     """Whether the method ever leaves out a layer."""
-    return any(keep < 1 for phase in method.phases() for keep in phase.keep)
+    return any(phase.size < method.target.layers for phase in method.phases())
+
+
+def _evaluating(module: nn.Module) -> bool:
+    return not module.training and not torch.is_grad_enabled()

@@ -2,18 +2,20 @@
 
     from raptr.integrations.transformers import SubnetworkCallback
 
-    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[SubnetworkCallback("raptr")])
+    callback = SubnetworkCallback("progressive-stacking", schedule="3-6-12", average=9)
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[callback])
 
 The events of one optimizer step:
 
     on_step_begin             the step's subnetwork, for all of its micro-batches
     (forward, backward, clipping; layers that did not run have no gradients, and add nothing to the norm)
     on_pre_optimizer_step     the whole model again; idle parameters get what their policy says
+    on_step_end               an evaluation that comes now judges the model as the method does
     on_log                    stage, size and FLOPs join the training loss
 
 The subnetwork is a function of `global_step`, so resuming needs no state. The checkpoint keeps the method's settings,
-to refuse others, and what was counted. The `Trainer` has no event before an evaluation, so it evaluates the whole
-model without scales.
+to refuse others, and what was counted. The `Trainer` has no event before an evaluation, so between steps each call of
+the model in evaluation mode without gradients runs `method.evaluated(step)`.
 """
 
 import sys
@@ -80,15 +82,16 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
             self.steps.close()  # an earlier training that ended with an exception
         model: nn.Module = objects["model"]
         _check_launch(args, model)
-        self.steps = stepwise(model, steps=state.max_steps, **self._made)
-        self._policy = idle_policy(self.steps.method, self._idle)
+        self.steps = stepwise(model, steps=state.max_steps, optimizer=objects["optimizer"], **self._made)
+        self._policy = idle_policy(self.steps, self._idle)
         if partial(self.steps.method):
             _check_ddp(args, model)
         if state.global_step:
             _resume(self.steps, state.stateful_callbacks)
         if state.is_world_process_zero:
-            warn_of_scales(self.steps.method, during=args.eval_strategy != "no")
+            warn_of_scales(self.steps.method)
         _put_first(self)
+        self.steps.expect_evaluation(state.global_step)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -104,10 +107,22 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         self._training.end()
         idle(optimizer, self._policy)
 
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Let an evaluation that comes now judge the model as the method does."""
+        self._training.expect_evaluation(state.global_step)
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
         """Close a step that was left between micro-batches, before the trainer evaluates or saves."""
+        self._training.expect_evaluation(state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Leave the model as it was."""
         self._training.close()
 
     def on_log(

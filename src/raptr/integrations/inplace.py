@@ -1,0 +1,128 @@
+"""Growth inside a model that has all its layers from the start, for loops that build model and optimizer once.
+
+While the method's model has n layers, these are the first n blocks; the others are bypassed and cost memory only.
+A growth copies weights, buffers and optimizer state from block to block, in place. The result is that of a model that
+was built with n layers and then grown, if both start with the same weights.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from raptr.distributed.sharding import reshard
+from raptr.growth.plan import Growth
+from raptr.methods import Method
+from raptr.models.attach import Routed
+from raptr.models.blockcalls import original
+from raptr.subnetworks import Subnetwork
+
+
+@final
+class InPlace:
+    """The layers of a method's model among the blocks of an attached one, and its growths; none where it never grows.
+
+    `growths` has each growth by the first step of its stage.
+    """
+
+    def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer]) -> None:
+        self._routed, self._optimizers = routed, optimizers
+        stages = [(phase.start, method.shape(phase.start)) for phase in method.phases()]
+        self.growths: dict[int, Growth] = {
+            start: method.growth(old, new) for (_, old), (start, new) in pairwise(stages) if old != new
+        }
+        if self.growths:
+            self._check(method)
+
+    def placed(self, subnetwork: Subnetwork) -> Subnetwork:
+        """A subnetwork of the method's model as one of all blocks: those above its layers are bypassed."""
+        above = self._routed.layers - subnetwork.layers
+        return replace(subnetwork, scales=subnetwork.scales + (0.0,) * above)
+
+    def grow(self, first: int, step: int) -> None:
+        """Make the growths of all stages that begin in the steps from `first` to `step`."""
+        for start, plan in self.growths.items():
+            if first <= start <= step:
+                self._apply(plan)
+
+    def _apply(self, plan: Growth) -> None:
+        if plan.moments == "reset":
+            for optimizer in self._optimizers:
+                optimizer.state.clear()
+        # No layer comes from one above it, so from the top down each is read before it is overwritten.
+        for layer, source in reversed(list(enumerate(plan.sources))):
+            if source == layer:
+                continue
+            kept = plan.moments == "copy" or layer not in plan.new
+            tensors, into = self._tensors(source), self._tensors(layer)
+            for name, target in into.items():
+                if tensors[name] is not target:  # which they are where layers share it
+                    with torch.no_grad():
+                        target.copy_(tensors[name])
+                    self._move_state(tensors[name], target, kept)
+
+    def _move_state(self, source: Tensor, target: Tensor, kept: bool) -> None:
+        """Give the target what the optimizer knows about the source, or nothing."""
+        for optimizer in self._optimizers:
+            optimizer.state.pop(target, None)
+            if kept and source in optimizer.state:
+                optimizer.state[target] = {key: _copied(value) for key, value in optimizer.state[source].items()}
+
+    def _tensors(self, layer: int) -> dict[str, Tensor]:
+        """The parameters and buffers of a block; under FSDP2 the shards."""
+        block = original(self._routed.blocks[layer])
+        reshard(block)
+        return {**dict(block.named_parameters()), **dict(block.named_buffers())}
+
+    def _check(self, method: Method) -> None:
+        """Refuse a method whose growth cannot be made in this model."""
+        if len(self._routed.lists) > 1:
+            raise ValueError(
+                f"method {method.name} grows one list of layers, and blocks names {len(self._routed.lists)}. Name one, "
+                "or use a method of constant shape, such as raptr."
+            )
+        for plan in self.growths.values():
+            if plan.identity:
+                raise ValueError(
+                    f"method {method.name} has init='zero', and which weights of other people's blocks must be zero is "
+                    "not known. Use init='copy'."
+                )
+            if plan.heads is not None or plan.parts is not None:
+                raise ValueError(
+                    f"method {method.name} adds heads or MLP parts, which only `raptr pretrain` can do. Leave out the "
+                    "settings heads and parts."
+                )
+            for layer, source in enumerate(plan.sources):
+                self._check_alike(method, layer, source)
+        self._check_optimizers(method)
+
+    def _check_alike(self, method: Method, layer: int, source: int) -> None:
+        found = {name: tensor.shape for name, tensor in self._tensors(source).items()}
+        for name, tensor in self._tensors(layer).items():
+            if found.get(name) != tensor.shape:
+                raise ValueError(
+                    f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
+                    f"{source + 1}, which has no {name} of the same shape. Use a method of constant shape, such as "
+                    "raptr."
+                )
+
+    def _check_optimizers(self, method: Method) -> None:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        for layer in range(self._routed.layers):
+            for name, tensor in self._tensors(layer).items():
+                if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in held:
+                    given = "optimizer is not given" if not self._optimizers else f"optimizer does not hold {name}"
+                    raise ValueError(
+                        f"method {method.name} copies what the optimizer knows about a layer, but {given}. Give "
+                        "stepwise(..., optimizer=...) the optimizer of the blocks' parameters, or a list of them."
+                    )
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else copy.copy(value)

@@ -1,0 +1,306 @@
+"""Growth inside a model that has all its layers trains what a model that is built anew at each growth does."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from raptr import attach, idle, make_method, running, stepwise
+from raptr.methods import Method
+from raptr.subnetworks import Shape
+from tests.integrations.tiny import llama, whole
+
+STEPS = 12
+TOKENS = (torch.arange(4)[:, None] * 3 + torch.arange(12)) % 20
+SOURCES = {  # of each method: where the layers of the second and of the third stage come from
+    "stacking": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
+    "progressive-stacking": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
+    "midas": ([0, 0, 1], [0, 1, 2, 0, 1, 2]),
+    "lemon": ([0, 1, 1], [0, 0, 1, 1, 2, 2]),
+    "msg": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
+    "msg-interpolation": ([0, 1, 1], [0, 0, 1, 1, 2, 2]),
+    "g-stack": ([0, 1, 0, 1, 0, 1],),
+    "one-layer": ([0, 0, 0, 0, 0, 0],),
+}
+SCHEDULES = {"g-stack": "2-6", "one-layer": "1-6"}
+Make = Callable[[nn.Module], Optimizer]
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def batch(step: int) -> dict[str, Tensor]:
+    tokens = (TOKENS + step) % 20
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def method_of(name: str, **settings: Any) -> Method:
+    schedule = SCHEDULES.get(name, "2-3-6")
+    return make_method(name, shape=Shape(6, 2, 4), steps=STEPS, schedule=schedule, **settings)
+
+
+def grown(
+    model: nn.Module, optimizer: Optimizer, sources: list[int], moments: str, make: Make
+) -> tuple[nn.Module, Optimizer]:
+    """A new model and a new optimizer, made from smaller ones by the names of their parameters."""
+    larger = llama(num_hidden_layers=len(sources))
+    make_new = make(larger)
+    old, names = dict(model.named_parameters()), {}
+    for name in dict(larger.named_parameters()):
+        parts = name.split(".")
+        if parts[1] == "layers":
+            parts[2] = str(sources[int(parts[2])])
+        names[name] = ".".join(parts)
+    new_layers = {layer for layer, source in enumerate(sources) if source in sources[:layer]}
+    with torch.no_grad():
+        for name, parameter in larger.named_parameters():
+            source = old[names[name]]
+            parameter.copy_(source)
+            new = name.split(".")[1] == "layers" and int(name.split(".")[2]) in new_layers
+            if moments == "copy" or (moments == "zero" and not new):
+                make_new.state[parameter] = copy.deepcopy(optimizer.state[source])
+    return larger, make_new
+
+
+def built_anew(method: Method, make: Make, moments: str) -> tuple[nn.Module, list[float]]:
+    """Training of models that have no more layers than the method's in each stage."""
+    plans = list(SOURCES[method.name])
+    model: nn.Module = llama(num_hidden_layers=method.shape(0).layers)
+    model.load_state_dict({name: llama().state_dict()[name] for name in model.state_dict()})
+    optimizer, losses = make(model), []
+    for step in range(STEPS):
+        if method.shape(step).layers > len(model.model.layers):  # type: ignore[union-attr,arg-type]
+            model, optimizer = grown(model, optimizer, plans.pop(0), moments, make)
+        with running(attach(model), method.subnetwork(step)):
+            loss = model(**batch(step)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert not plans
+    return model, losses
+
+
+def in_place(
+    name: str, make: Make, steps: range = range(STEPS), start: dict[str, Any] | None = None, **settings: Any
+) -> tuple[hf.LlamaForCausalLM, list[float], dict[str, Any]]:
+    """The same in a model of six layers; the last value resumes it."""
+    model = llama()
+    optimizer = make(model)
+    if start is not None:
+        model.load_state_dict(start["model"])
+        optimizer.load_state_dict(start["optimizer"])
+    schedule, losses = SCHEDULES.get(name, "2-3-6"), []
+    method = stepwise(model, name, steps=STEPS, schedule=schedule, optimizer=optimizer, **settings)
+    for step in steps:
+        method.begin(step)
+        loss = model(**batch(step)).loss
+        loss.backward()
+        method.end()
+        idle(optimizer, "skip")
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert whole(model)
+    return model, losses, copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def equal(one: nn.Module, two: nn.Module) -> bool:
+    pairs = zip(one.state_dict().items(), two.state_dict().items(), strict=True)
+    return all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+
+
+@pytest.mark.parametrize("moments", ["copy", "zero", "reset"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_growth_in_place_trains_what_models_built_anew_do(name: str, moments: str) -> None:
+    expected, losses = built_anew(method_of(name, moments=moments), adamw, moments)
+    model, found, _ = in_place(name, adamw, moments=moments)
+    assert found == losses
+    assert equal(model, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
+        lambda model: torch.optim.Adafactor(model.parameters(), lr=1e-2),
+        lambda model: hf.optimization.Adafactor(model.parameters(), lr=1e-2, relative_step=False),
+    ],
+    ids=["sgd", "fused", "adafactor", "adafactor of transformers"],
+)
+def test_any_optimizer_state_is_copied(make: Make) -> None:
+    expected, losses = built_anew(method_of("progressive-stacking"), make, "copy")
+    model, found, _ = in_place("progressive-stacking", make)
+    assert found == losses
+    assert equal(model, expected)
+    assert in_place("progressive-stacking", make, moments="reset")[1] != losses
+
+
+@pytest.mark.parametrize("name", ["progressive-stacking", "lemon", "msg"])
+def test_a_resumed_loop_grows_once(name: str) -> None:
+    model, losses, _ = in_place(name, adamw)
+    for stop in range(1, STEPS):  # the growths are at steps 4 and 8
+        _, first, start = in_place(name, adamw, range(stop))
+        resumed, second, _ = in_place(name, adamw, range(stop, STEPS), start)
+        assert first + second == losses, stop
+        assert equal(resumed, model)
+
+
+def test_a_step_that_is_repeated_does_not_grow_again_and_an_earlier_one_does() -> None:
+    model = llama()
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
+
+    def run(step: int) -> None:
+        steps.begin(step)
+        model(**batch(step)).loss.backward()
+        steps.end()
+
+    layers = model.model.layers
+    for step in range(5):
+        run(step)
+    made = layers[2].mlp.up_proj.weight
+    assert torch.equal(made, layers[1].mlp.up_proj.weight)
+    with torch.no_grad():
+        made.add_(1.0)
+    run(4)
+    run(5)
+    assert not torch.equal(made, layers[1].mlp.up_proj.weight)
+    run(4)  # back to the weights before it, which the loop has loaded
+    assert torch.equal(made, layers[1].mlp.up_proj.weight)
+    run(8)  # and over the steps in between
+    assert torch.equal(layers[5].mlp.up_proj.weight, made)
+
+
+def test_layers_above_the_model_have_neither_gradients_nor_optimizer_state() -> None:
+    model, _, start = in_place("progressive-stacking", adamw, range(4))
+    before = llama()
+    for layer in range(2, 6):
+        assert equal(model.model.layers[layer], before.model.layers[layer])
+    names = [name for name, _ in model.named_parameters()]
+    assert {names[number].split(".")[2] for number in start["optimizer"]["state"] if "layers" in names[number]} == {
+        "0",
+        "1",
+    }
+
+
+def test_the_model_is_judged_with_the_layers_that_it_has() -> None:
+    model, _, _ = in_place("progressive-stacking", adamw, range(6))
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=adamw(model))
+    small = llama(num_hidden_layers=3)
+    small.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in small.state_dict()})
+    model.eval()
+    with torch.no_grad():
+        expected = small.eval()(**batch(0)).loss
+        steps.begin_evaluation(6)
+        assert torch.equal(model(**batch(0)).loss, expected)
+        steps.close()
+        plain = model(**batch(0)).loss
+        assert not torch.equal(plain, expected)
+        steps.expect_evaluation(6)
+        for _ in range(2):
+            assert torch.equal(model(**batch(0)).loss, expected)
+            assert whole(model)
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(**batch(0)).loss, plain)
+        with pytest.raises(ValueError, match="input_ids"):
+            model()
+        assert whole(model)
+        steps.close()
+        assert torch.equal(model(**batch(0)).loss, plain)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_calls_with_gradients_are_no_evaluation() -> None:
+    model = llama()
+    expected = model(**batch(0)).loss
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=adamw(model))
+    steps.expect_evaluation(1)
+    assert torch.equal(model(**batch(0)).loss, expected)
+    assert torch.equal(model.eval()(**batch(0)).loss, expected)
+    with torch.no_grad():
+        assert torch.equal(model.train()(**batch(0)).loss, expected)
+
+
+def test_growth_and_flops_are_counted() -> None:
+    model = llama()
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
+    sizes = []
+    for step in range(STEPS):
+        steps.begin(step)
+        model(**batch(step))
+        steps.end()
+        sizes.append(steps.size)
+    assert sizes == [2] * 4 + [3] * 4 + [6] * 4
+    assert steps.flops == pytest.approx(11 / 18)
+
+
+def test_what_cannot_grow_is_refused() -> None:
+    model = llama()
+    optimizer = adamw(model)
+    with pytest.raises(ValueError, match=r"stacking.*optimizer is not given.*optimizer="):
+        stepwise(model, "stacking", steps=STEPS)
+    attention = [p for name, p in model.named_parameters() if "mlp" not in name]
+    with pytest.raises(ValueError, match=r"stacking.*optimizer does not hold mlp\.gate_proj"):
+        stepwise(model, "stacking", steps=STEPS, optimizer=torch.optim.AdamW(attention))
+    with pytest.raises(ValueError, match=r"lemon.*init='zero'.*init='copy'"):
+        stepwise(model, "lemon", steps=STEPS, optimizer=optimizer, init="zero")
+    with pytest.raises(ValueError, match=r"msg adds heads or MLP parts.*raptr pretrain"):
+        stepwise(model, "msg", steps=STEPS, optimizer=optimizer, heads="1-2")
+    model.model.layers[4].mlp = nn.Linear(16, 16)
+    with pytest.raises(ValueError, match=r"layer 5 of the blocks at 'model.layers'.*layer 3.*no mlp\.weight"):
+        stepwise(model, "stacking", steps=STEPS, schedule="4-6", optimizer=adamw(model))
+    seq2seq = hf.T5Model(hf.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=20))
+    with pytest.raises(ValueError, match=r"stacking grows one list.*names 2"):
+        stepwise(seq2seq, "stacking", steps=STEPS, blocks=["encoder.block", "decoder.block"], optimizer=adamw(seq2seq))
+
+
+def test_what_only_the_first_block_has_stays_there() -> None:
+    torch.manual_seed(0)
+    config = hf.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2, vocab_size=20, dropout_rate=0.0)
+    model = hf.T5EncoderModel(config)
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=8, schedule="2-4", optimizer=optimizer)
+    for step in range(8):
+        steps.begin(step)
+        model(input_ids=TOKENS).last_hidden_state.square().sum().backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert steps.size == 4
+
+
+def test_several_optimizers_and_frozen_parameters() -> None:
+    model = llama()
+    for block in model.model.layers:
+        block.input_layernorm.requires_grad_(False)
+    matrices = [p for p in model.parameters() if p.dim() == 2 and p.requires_grad]
+    others = [p for p in model.parameters() if p.dim() < 2 and p.requires_grad]
+    optimizers = [torch.optim.SGD(matrices, lr=0.1, momentum=0.9), torch.optim.AdamW(others)]
+    steps = stepwise(model, "progressive-stacking", steps=8, schedule="3-6", optimizer=optimizers)
+    for step in range(5):
+        steps.begin(step)
+        model(**batch(step)).loss.backward()
+        steps.end()
+        if step < 4:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    one, two = model.model.layers[1], model.model.layers[4]
+    for name, source in one.named_parameters():
+        target = two.get_parameter(name)
+        assert torch.equal(source, target)
+        for optimizer in optimizers:
+            assert (source in optimizer.state) == (target in optimizer.state)
+            for key, value in optimizer.state.get(source, {}).items():
+                assert torch.equal(value, optimizer.state[target][key])
+                assert value is not optimizer.state[target][key]
