@@ -28,7 +28,7 @@ def main(folder: str) -> None:
     data = rows(inspect.getsource(argparse))  # any text will do; this one needs no download
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
-    callback = SubnetworkCallback("progressive-stacking", schedule="3-6")  # raptr
+    callback = SubnetworkCallback("progressive-stacking")  # raptr
     trainer = Trainer(
         model=model,
         args=TrainingArguments(

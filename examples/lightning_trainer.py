@@ -45,7 +45,7 @@ def main(folder: str) -> None:
     seed_everything(0)
     tokens = torch.tensor(list(inspect.getsource(argparse).encode()))  # any text will do; this one needs no download
     rows = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
-    callback = SubnetworkCallback("progressive-stacking", schedule="3-6")  # raptr
+    callback = SubnetworkCallback("progressive-stacking")  # raptr
     trainer = Trainer(
         default_root_dir=folder,
         max_steps=200,

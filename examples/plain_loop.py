@@ -24,7 +24,7 @@ def main() -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="3-6", optimizer=optimizer)  # raptr
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, optimizer=optimizer)  # raptr
     for step in range(STEPS):
         steps.begin(step)  # raptr
         for _ in range(MICRO_BATCHES):

@@ -28,7 +28,17 @@ def test_growing_methods_begin_with_half_of_the_layers(name: str) -> None:
     [(12, "3-6-12"), (24, "6-12-24"), (6, "3-6"), (7, "2-4-7"), (10, "5-10"), (2, "1-2"), (1, "1")],
 )
 def test_progressive_stacking_doubles(layers: int, expected: str) -> None:
-    assert sizes(make("progressive-stacking", layers=layers)) == expected
+    made = make("progressive-stacking", layers=layers)
+    assert sizes(made) == expected
+    mean = sum(phase.size * (phase.stop - phase.start) for phase in made.phases()) / made.steps
+    assert mean == pytest.approx(0.75 * layers if layers > 1 else 1, abs=0.02 * layers)
+    again = make("progressive-stacking", layers=layers, **made.settings())
+    assert (again.settings(), again.phases()) == (made.settings(), made.phases())
+
+
+def test_stages_of_a_given_schedule_are_equal() -> None:
+    ends = [phase.stop for phase in make("progressive-stacking", schedule="3-6-12").phases()]
+    assert ends == [333, 667, 1000]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     from raptr.integrations.transformers import SubnetworkCallback
 
-    callback = SubnetworkCallback("progressive-stacking", schedule="3-6-12", average=9)
+    callback = SubnetworkCallback("progressive-stacking")
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[callback])
 
 The events of one optimizer step:

@@ -42,18 +42,29 @@ class Growing(Method):
             self.default() if self.schedule is None else self.schedule,
             layers=self.target.layers,
             steps=self.steps,
-            lengths=self.lengths,
-            average=self.average,
             fixed=(),
+            **self._timing,
         )
 
     def settings(self) -> dict[str, Any]:
-        """The settings, with the schedule spelt out."""
-        return {**super().settings(), "schedule": self.stages.text}
+        """The settings, with the schedule and its lengths spelt out."""
+        return {**super().settings(), "schedule": self.stages.text, **self._timing}
 
     def default(self) -> str:
         """The sizes unless others are given: those recommended for RaPTr."""
         return Schedule.recommended(self.target.layers, max(self.steps, 4)).text
+
+    def default_average(self) -> float | None:
+        """The mean size to which the lengths are fitted if nothing about the schedule is given; None: equal stages."""
+        return None
+
+    @property
+    def _timing(self) -> dict[str, Any]:
+        """What says how long the stages are."""
+        if (self.schedule, self.lengths, self.average) == (None, None, None):
+            average = self.default_average()
+            return {"lengths": None if average is None else "equal", "average": average}
+        return {"lengths": self.lengths, "average": self.average}
 
     @abstractmethod
     def arranged(self, old: int, new: int) -> Growth:

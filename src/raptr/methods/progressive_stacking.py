@@ -28,5 +28,9 @@ class ProgressiveStacking(Growing):
         sizes = [half // 2, half, layers] if half % 2 == 0 else [half, layers]
         return "-".join(map(str, sizes)) if layers > 1 else "1"
 
+    def default_average(self) -> float | None:
+        """Three quarters of the layers: stages of 20, 20 and 60% for 3-6-12."""
+        return 0.75 * self.target.layers if self.target.layers > 1 else None
+
     def arranged(self, old: int, new: int) -> Growth:
         return Growth(stacked(old, new), moments=self.moments)
