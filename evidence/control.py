@@ -3,8 +3,8 @@
     python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --jobs 2
 
 A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
-no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out by
-`attach` and `running`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
+no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out, or
+copied, by `stepwise`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
 record. Its result goes to docs/results/evidence/control.json, beside the record's loss of the same seed. The two paths
 differ in their initial weights and in rounding, so they should agree as well as two seeds do.
 
@@ -27,14 +27,13 @@ import torch
 from torch import Tensor, nn
 from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
 
-from raptr import Shape, attach, idle, make_method, running
+from raptr import idle, stepwise
 from raptr.comparison.record import load_record
 from raptr.data import EvalData, TrainData, open_store
 from raptr.data.batch import Batch
 from raptr.data.tokenizer import Vocabulary
 from raptr.files import write_text
-from raptr.methods import Method
-from raptr.models.attach import Routed
+from raptr.integrations.steps import Steps
 from raptr.objectives.mlm import MaskedLM
 from raptr.train.run import environment
 
@@ -115,9 +114,7 @@ def train(run: Run) -> float:
     torch.manual_seed(seed)
     model: nn.Module = stock_model(size, store.vocabulary, length)
     model.to(device)
-    steps, layers = settings["steps"], size["layers"]
-    given = {key: value for key, value in config["method"].items() if key != "name" and value is not None}
-    method = make_method(config["method"]["name"], shape=Shape(layers=layers), steps=steps, seed=seed, **given)
+    steps = settings["steps"]
     decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     given = config["optimizer"]
@@ -126,7 +123,9 @@ def train(run: Run) -> float:
         betas=(given["beta1"], given["beta2"]),
         eps=given["epsilon"],
     )
-    objective, routed = MaskedLM(store.vocabulary), attach(model)
+    own = {key: value for key, value in config["method"].items() if value is not None}
+    method = stepwise(model, own.pop("name"), steps=steps, seed=seed, optimizer=optimizer, **own)
+    objective = MaskedLM(store.vocabulary)
     data = TrainData(store, objective.window(length), settings["batch"], seed)
     decay = math.ceil(round(given["decay"] * steps, 6))
     for step in _told(run, steps):
@@ -134,15 +133,15 @@ def train(run: Run) -> float:
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = objective.training(data.windows(step), seed).to(device)
-        with running(routed, method.subnetwork(step)):
-            loss = loss_of(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        method.begin(step)
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        method.end()
         nn.utils.clip_grad_norm_(model.parameters(), given["clip"])
         idle(optimizer, given["idle"])
         optimizer.step()
         optimizer.zero_grad()
     held_out = EvalData(store, objective.window(length), settings["eval_samples"])
-    return evaluate(routed, objective, held_out, method, steps, batch=settings["batch"], device=device)
+    return evaluate(method, steps, objective, held_out, batch=settings["batch"], device=device)
 
 
 def _told(run: Run, steps: int) -> Iterator[int]:
@@ -185,23 +184,17 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    routed: Routed,
-    objective: MaskedLM,
-    held_out: EvalData,
-    method: Method,
-    steps: int,
-    *,
-    batch: int,
-    device: torch.device,
+    method: Steps, steps: int, objective: MaskedLM, held_out: EvalData, *, batch: int, device: torch.device
 ) -> float:
-    """The mean loss over the held-out windows."""
+    """The mean loss over the held-out windows, after `steps` steps."""
     total, count = 0.0, 0
-    with running(routed, method.evaluated(steps)):
-        for domain in held_out.domains:
-            for windows in held_out.windows(domain, batch):
-                piece = objective.evaluation(windows).to(device)
-                total += float(loss_of(routed.model, piece)) * len(piece.tokens_BS)
-                count += len(piece.tokens_BS)
+    method.begin_evaluation(steps)
+    for domain in held_out.domains:
+        for windows in held_out.windows(domain, batch):
+            piece = objective.evaluation(windows).to(device)
+            total += float(loss_of(method.routed.model, piece)) * len(piece.tokens_BS)
+            count += len(piece.tokens_BS)
+    method.close()
     return total / count
 
 

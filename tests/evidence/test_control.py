@@ -22,11 +22,12 @@ from tests.comparison.tiny import asked
 def record(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared")
     entries = {"raptr": {"name": "raptr"}, "scaled": {"name": "raptr", "scaling": "sqrt"}}
+    entries["growing"] = {"name": "progressive-stacking"}
     compare(asked(store, seeds=[0], peaks=[0.01], entries=entries), out, console=Console(quiet=True))
     return out / "compare.json"
 
 
-@pytest.mark.parametrize("entry", ["full (reduced)", "raptr", "scaled"])
+@pytest.mark.parametrize("entry", ["full (reduced)", "raptr", "scaled", "growing"])
 def test_both_paths_end_alike_from_the_same_weights(
     entry: str, record: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
