@@ -113,7 +113,7 @@ def _far(place: Place, measured: Place) -> list[str]:
     if not measured.near(place):
         kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
         far = f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}"
-        return [f"{far}: nothing near it was measured."]
+        return [f"{far}, so the choice is a guess there."]
     if measured.init != place.init:
         return [f"That was measured with model.init {measured.init}; your run has {place.init}."]
     return []
