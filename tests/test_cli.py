@@ -41,6 +41,8 @@ def test_from_command_to_report(
     assert call(monkeypatch, "pretrain", *common, "--method", "full", "--run", "runs/full") == 0
     assert call(monkeypatch, "report", "runs/demo-raptr", "runs/full", "--out", "both") == 0
     assert "page    both/report.html" in capsys.readouterr().out
+    assert call(monkeypatch, "report", "runs/demo-raptr", "both", "runs/full", "--out", "both") == 0  # as with a glob
+    assert "left out, as no run (config.yaml is missing): both\n" in capsys.readouterr().out
     assert (tmp_path / "both" / "report.html").exists()
     rows = json.loads((tmp_path / "both" / "table.json").read_text())
     assert {row["method"] for row in (rows["runs"] if isinstance(rows, dict) else rows)} == {"raptr", "full"}
@@ -306,6 +308,7 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--steps", str(10**30)], rf"train\.steps is {10**30}"),
         (["pretrain", "--lr", "1e38"], r"optimizer\.peak is 1e\+38"),
         (["report", "nowhere"], "nowhere"),
+        (["report", "."], r"\. is not a run folder: config\.yaml is missing"),
         (["pretrain", "--steps", "many"], "Invalid value for '--steps'"),
         (["pretain"], "pretain"),
     ],

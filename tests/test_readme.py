@@ -57,7 +57,7 @@ def test_the_plan_is_what_the_command_prints(
     shown = re.search(r"```\n\$ (raptr plan .*?)\n(.*?)```", GUIDE, flags=re.DOTALL)
     assert shown is not None
     monkeypatch.setattr(sys, "argv", shown[1].split())
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main()
     printed = capsys.readouterr().out

@@ -300,15 +300,20 @@ app.command()(fewshot)
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, such as runs/*; folders that are no runs are left out.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write the page, the plot and the tables.")] = Path("runs/report"),
 ) -> None:
     """Compare runs: a table, plots of losses and scores, and a page to explore losses, speed and settings in."""
     with importing():
         from raptr.report import write_report
-    written = write_report(runs, out)
+    strange = [path for path in runs if path.is_dir() and not (path / "config.yaml").is_file()]
+    written = write_report([path for path in runs if path not in strange] or runs, out)
     console = Console()
     console.print(written.table)
+    if strange:
+        _say(console, f"left out, as no run (config.yaml is missing): {', '.join(map(str, strange))}")
     _say(console, f"plot    {written.plot}")
     if written.scores is not None:
         _say(console, f"scores  {written.scores}")

@@ -1,9 +1,12 @@
 """Rows, paired differences and averages against numbers worked out by hand."""
 
+import io
 import math
+import re
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from raptr.evaluation.fewshot.summary import draw, notes, ratio, rich_tables, summed_up
 
@@ -114,3 +117,13 @@ def test_the_table_and_the_chart() -> None:
     axes = draw(found).axes
     assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["boolq", "drop", "Avg."]
     assert [bar.get_height() for bar in axes[0].patches] == pytest.approx([50, 75, 50, 50, 50, 62.5])  # type: ignore[attr-defined]
+
+
+def test_the_table_of_one_model_breaks_no_word_in_80_columns() -> None:
+    found = record(*(job("decoder-demo-raptr", [1, 1, 0, 0], task) for task in ("boolq", "cb", "storycloze")))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(rich_tables(found).renderables[0])
+    shown = console.export_text()
+    for word in ("decoder-demo-raptr, 1-shot", "superglue", "storycloze", "score, %", "constant", "bits/byte"):
+        assert word in shown
+    assert re.search(r"boolq +│ acc +│ +4 │ +50\.0 ± \d+\.\d │", shown)

@@ -45,10 +45,11 @@ DOWNLOADED = {  # the task's tsv files as GLUE distributes them: columns, rows, 
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
-def test_files_as_glue_distributes_them(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lower", [False, True])
+def test_files_as_glue_distributes_them(name: str, lower: bool, tmp_path: Path) -> None:
     header, lines, texts, target = DOWNLOADED[name]
     task = TASKS[name]
-    folder = tmp_path / task.folder
+    folder = tmp_path / (name if lower else task.folder)
     folder.mkdir()
     whole = "\n".join(filter(None, [header, *lines])) + "\n"
     (folder / "train.tsv").write_text(whole, encoding="utf-8")

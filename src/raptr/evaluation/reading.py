@@ -72,8 +72,8 @@ def read_task(
         raise ValueError(f"--text is given {len(texts)} times; one or two texts are allowed")
     if not folder.is_dir():
         raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the task's files")
-    if task.folder and (folder / task.folder).is_dir():
-        folder = folder / task.folder
+    own = (task.folder, task.name) if task.folder else ()
+    folder = next((folder / name for name in own if (folder / name).is_dir()), folder)
     paths = (_find(folder, TRAIN, "training"), _find(folder, (dev,) if dev else DEV, "dev"))
     train, held = (list(_examples(path, task, tuple(texts), label)) for path in paths)
     for path, rows in zip(paths, (train, held), strict=True):

@@ -178,7 +178,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if len({row.data for row in rows if row.data is not None}) > 1:
         said.append("The runs have different data, so their losses do not compare.")
     if any(row.eval_loss_mixture is not None for row in rows):
-        said.append("The held-out loss is the mean over held-out windows; by mixture weight, domains count as trained.")
+        said.append("The held-out loss counts all windows alike; by mixture weight it counts domains by weight.")
     said += [
         f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
         for row in rows

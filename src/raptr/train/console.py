@@ -113,7 +113,7 @@ def _far(place: Place, measured: Place) -> list[str]:
     if not measured.near(place):
         kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
         far = f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}"
-        return [f"{far}: nothing near it was measured."]
+        return [f"{far}, so the choice is a guess there."]
     if measured.init != place.init:
         return [f"That was measured with model.init {measured.init}; your run has {place.init}."]
     return []
@@ -128,13 +128,13 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
     whole = plan.rows[-1]
     narrow = {
-        f"{name} of {attrgetter(axis)(whole)}": attrgetter(axis)
+        f"{name}\nof {attrgetter(axis)(whole)}": attrgetter(axis)
         for axis, name in (("heads", "heads"), ("parts", "MLP"))
         if any(attrgetter(axis)(row) != attrgetter(axis)(whole) for row in plan.rows)
     }
     share = [] if narrow else ["share"]  # there is no room for all in 80 columns
-    for column in ("stage", "steps", *share, "size", "keep", *narrow, "layers' FLOPs", "model's FLOPs"):
-        table.add_column(column, justify="right", no_wrap=column == "steps")
+    for column in ("stage", "steps", *share, "size", "keep", *narrow, "layers'\nFLOPs", "model's\nFLOPs"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in plan.rows:
         table.add_row(
             str(row.stage),

@@ -93,7 +93,8 @@ class OptimizerSettings:
             raise ValueError(
                 f"optimizer.warmup is {self.warmup} steps and optimizer.decay {self.decay:g} of the run, "
                 f"{self.decay_steps(steps)} steps; together that is more than train.steps, {steps}. "
-                "Lower optimizer.warmup or optimizer.decay, or train longer."
+                f"Lower optimizer.warmup to {steps - self.decay_steps(steps)} or less (--set optimizer.warmup=…), "
+                "lower optimizer.decay, or train longer."
             )
 
     def decay_steps(self, steps: int) -> int:

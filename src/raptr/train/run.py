@@ -134,7 +134,7 @@ class RunFolder:
         if refused := [f"{key}: {change}" for key, change in changed.items() if key not in ROUNDING]:
             raise ValueError(
                 f"the run in {str(self.path)!r} was started with other settings ({'; '.join(refused)}); "
-                "go on with the old ones, name another run, or replace this one with --fresh"
+                "go on with the old ones, name another folder with --run, or replace this run with --fresh"
             )
         try:
             settled = wanted.resolved()

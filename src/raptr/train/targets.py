@@ -122,7 +122,7 @@ def targets_table(met: list[Candidate], missed: list[Candidate], target: float) 
     """The schedules for a terminal."""
     timed = any(found.hours is not None for found in met)
     table = Table(title=f"schedules with at most {target:g} of full training's FLOPs")
-    for column in ("schedule", "lengths", "layers' FLOPs", "model's FLOPs", *(["time"] if timed else [])):
+    for column in ("schedule", "lengths", "layers'\nFLOPs", "model's\nFLOPs", *(["time"] if timed else [])):
         table.add_column(column, justify="left" if column in ("schedule", "lengths") else "right")
     for found in met:
         time = [duration(found.hours * 3600)] if found.hours is not None else []

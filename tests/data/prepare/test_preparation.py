@@ -278,7 +278,9 @@ def test_an_existing_tokenizer(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     made.save(str(tmp_path / "given" / "tokenizer.json"))
     by_file = prepare_corpus(domains(corpus), tmp_path / "a", tokenizer=tmp_path / "given" / "tokenizer.json")
-    by_folder = prepare_corpus(domains(corpus), tmp_path / "b", tokenizer=tmp_path / "given")
+    calls: list[Progress] = []
+    by_folder = prepare_corpus(domains(corpus), tmp_path / "b", tokenizer=tmp_path / "given", progress=calls.append)
+    assert {call.stage for call in calls} == {"reading", "encoding"}  # none is trained
     assert by_file.fingerprint == by_folder.fingerprint
     assert by_file.vocabulary.size == made.get_vocab_size()
     # Neither cut nor filled up, whatever the file says.

@@ -226,12 +226,12 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
     if any(request.valid):
         digests = (digest for chunk in request.given_held_out() for digest in chunk.digests)
         sides = Sides(0, frozenset(map(side_value, digests)))
-    progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
     given = request.tokenizer
     specials = request.specials
     if given:
         tokenizer, _ = existing(given, specials)
     else:
+        progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
         tokenizer = train(sample.texts(sides), request.vocabulary, specials)
     write_text(work / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")
     if names := request.special_tokens:

@@ -183,8 +183,10 @@ def _table(record: Mapping[str, Any], shots: int) -> Table:
     rows = [row for row in record["rows"] if row["shots"] == shots]
     compared = any(row["compared_with"] for row in rows)
     first = next((row["compared_with"] for row in rows if row["compared_with"]), "")
-    table = Table(title=Text(f"{shots}-shot"))
-    for heading in ("task", "metric", "n", "model"):
+    names = {label(record, row) for row in rows}
+    several = len(names) > 1
+    table = Table(title=Text(f"{shots}-shot" if several else f"{min(names)}, {shots}-shot"))
+    for heading in ("task", "metric", "n", *(["model"] if several else [])):  # one model's table fits in 80 columns
         table.add_column(heading, justify="right" if heading == "n" else "left", overflow="fold")
     versus = [f"to {escape(first)}"] if compared else []
     for title in ("score, %", *versus, "constant", "", "bits/byte", *versus):
@@ -195,7 +197,7 @@ def _table(record: Mapping[str, Any], shots: int) -> Table:
         for place, row in enumerate(systems):
             table.add_row(
                 *((name, metric, count) if place == 0 else ("", "", "")),
-                Text(label(record, row)),
+                *([Text(label(record, row))] if several else []),
                 _shown(row["score"], PERCENT),
                 *([_shown(row["difference"], PERCENT, "+")] if compared else []),
                 constant if place == 0 else "",
