@@ -1,17 +1,19 @@
-"""What RaPTr saves under Hugging Face's `Trainer` on one GPU: step times of every stage beside the FLOPs counted.
+"""What methods save under Hugging Face's `Trainer` on one GPU: step times of every stage beside the FLOPs counted.
 
     python benchmarks/trainer_speed.py [--case bert ...] [--compile] [--out FILE.json]
     python benchmarks/trainer_speed.py --tiny --out FILE.json     (a trial, on the CPU too)
 
 Stock models with random weights and random tokens: BERT-Base (`BertForMaskedLM`, 128 sequences of 128 tokens) and a
 Llama of 110M parameters (`LlamaForCausalLM`, 32 sequences of 512), bfloat16 autocast, SDPA, fused AdamW, clipping: the
-`Trainer`'s own. Three ways, in rounds: without the callback, with `SubnetworkCallback("full")`, and with RaPTr
-6-8-10-12. `--compile` adds the last two with compile=True. A step lasts from one `on_step_begin` to the next, by the
-device's clock; a number is the median over a stage's steps of all rounds, without the first steps of each stage.
+`Trainer`'s own. Four ways, in rounds: without the callback, with `SubnetworkCallback("full")`, with RaPTr 6-8-10-12 and
+with progressive stacking 3-6-12. `--compile` adds the last three with compile=True. A step lasts from one
+`on_step_begin` to the next, by the device's clock; a number is the median over a stage's steps of all rounds, without
+the first steps of each stage.
 
 FLOPs are those of matrix products, counted by `torch.utils.flop_counter` on one sequence with the plain attention
-kernel. The realised speed-up is the time of a full step without the callback over the mean of the stages' times; the
-counted one is the same of FLOPs. The stock heads run on all positions.
+kernel. The realised speed-up is the time of a full step without the callback over the mean of the stages' times, each
+weighted by the stage's share of the method's steps; the counted one is the same of FLOPs. The stock heads run on all
+positions.
 """
 
 import argparse
@@ -40,9 +42,15 @@ from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
 
 GPU = torch.cuda.is_available()
-SIZES = (6, 8, 10, 12)
-BASE: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12}
-TINY: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 12, "intermediate_size": 64}
+LAYERS = 12
+# The sizes of the stages of each method, and their shares of its steps.
+METHODS = {
+    "raptr": {6: 0.25, 8: 0.25, 10: 0.25, LAYERS: 0.25},
+    "progressive-stacking": {3: 0.2, 6: 0.2, LAYERS: 0.6},
+}
+SETTINGS: dict[str, dict[str, Any]] = {"raptr": {"scaling": "sqrt"}}  # the paper's, which costs more than none
+BASE: dict[str, Any] = {"num_hidden_layers": LAYERS, "hidden_size": 768, "num_attention_heads": 12}
+TINY: dict[str, Any] = {**BASE, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ def counted(model: nn.Module, case: Case) -> dict[int, float]:
     routed, found = attach(model), {}
     batch = {name: value[None] for name, value in Rows(case, 1)[0].items()}
     model.set_attn_implementation("eager")  # type: ignore[operator]
-    for size in SIZES:
+    for size in sorted({size for stages in METHODS.values() for size in stages}):
         kept = (*range(size - 1), routed.layers - 1)
         subnetwork = Subnetwork(tuple(float(layer in kept) for layer in range(routed.layers)))
         with FlopCounterMode(display=False) as counter, running(routed, subnetwork):
@@ -157,9 +165,15 @@ def counted(model: nn.Module, case: Case) -> dict[int, float]:
     return found
 
 
-def raptr(**settings: Any) -> SubnetworkCallback:
-    """The paper's schedule, with the paper's scaling, which costs more than none."""
-    return SubnetworkCallback("raptr", schedule="-".join(map(str, SIZES)), scaling="sqrt", **settings)
+def callback(way: str) -> list[Any]:
+    """The callback of a way of training; stages of a method are equally long here."""
+    method, _, compiled = way.partition(", ")
+    if method == "no callback":
+        return []
+    settings = dict(SETTINGS.get(method, {}))
+    if method in METHODS:
+        settings["schedule"] = "-".join(map(str, METHODS[method]))
+    return [SubnetworkCallback(method, compile=bool(compiled), **settings)]
 
 
 def measure(
@@ -173,30 +187,21 @@ def measure(
     until: float,
     save: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Step times of every way: of full steps, and of each of RaPTr's stages; what is measured is saved at once."""
+    """Step times of every way: of full steps, and of each of a method's stages; what is measured is saved at once."""
     model = case.make()
     flops = counted(model, case)
     times: dict[str, list[float]] = {}
     memory: dict[str, int] = {}
-    ways: dict[str, Callable[[], list[Any]]] = {
-        "no callback": list,
-        "full": lambda: [SubnetworkCallback("full")],
-        "raptr": lambda: [raptr()],
-    }
-    if compiled:  # last: the blocks stay compiled
-        ways |= {
-            "full, compiled": lambda: [SubnetworkCallback("full", compile=True)],
-            "raptr, compiled": lambda: [raptr(compile=True)],
-        }
-    later = [way for way in ways if "compiled" in way]
-    for way in [*(way for way in ways if way not in later)] * rounds + later * rounds:
+    plain = ["no callback", "full", *METHODS]
+    later = [f"{way}, compiled" for way in plain[1:]] if compiled else []  # last: the blocks stay compiled
+    for way in plain * rounds + later * rounds:
         if time.perf_counter() > until:
             print(f"{name}: no time left for {way}", flush=True)
             continue
         if GPU:
             torch.cuda.reset_peak_memory_stats()
-        stages = SIZES if way.startswith("raptr") else (SIZES[-1],)
-        each = train(model, case, steps * len(stages), ways[way]())
+        stages = METHODS.get(way.partition(", ")[0], {LAYERS: 1.0})
+        each = train(model, case, steps * len(stages), callback(way))
         for stage, size in enumerate(stages):
             label = f"{way}, {size} layers"
             times.setdefault(label, []).extend(each[stage * steps + warm : (stage + 1) * steps])
@@ -222,28 +227,29 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def speedups(flops: dict[int, float], medians: dict[str, float]) -> dict[str, float]:
-    """How much faster a run of four equal stages is than full training: counted, and realised in each way."""
-    full = SIZES[-1]
-    found = {"counted": flops[full] * len(SIZES) / sum(flops[size] for size in SIZES)}
-    for way, baseline in (("raptr", "no callback"), ("raptr, compiled", "full, compiled")):
-        labels = [f"{way}, {size} layers" for size in SIZES]
-        if f"{baseline}, {full} layers" in medians and all(label in medians for label in labels):
-            mean = statistics.mean(medians[label] for label in labels)
-            found[f"realised, {way} against {baseline}"] = medians[f"{baseline}, {full} layers"] / mean
+    """How much faster a run of each method is than full training: counted, and realised in each way."""
+    found = {}
+    for method, shares in METHODS.items():
+        found[f"counted, {method}"] = flops[LAYERS] / sum(flops[size] * share for size, share in shares.items())
+        for way, baseline in ((method, "no callback"), (f"{method}, compiled", "full, compiled")):
+            full, stages = f"{baseline}, {LAYERS} layers", {f"{way}, {size} layers": shares[size] for size in shares}
+            if full in medians and stages.keys() <= medians.keys():
+                mean = sum(medians[label] * share for label, share in stages.items())
+                found[f"realised, {way} against {baseline}"] = medians[full] / mean
     return found
 
 
 def table(result: dict[str, Any]) -> str:
     """One case for the terminal and for a page."""
-    full, flops = SIZES[-1], {int(size): value for size, value in result["flops"].items()}
+    flops = {int(size): value for size, value in result["flops"].items()}
     medians = {label: values["median"] for label, values in result["milliseconds"].items()}
     lines = [f"{result['case']}: {result['sequences']} sequences of {result['length']} tokens", ""]
     lines += ["| way | ms | time | FLOPs |", "|---|---|---|---|"]
     for label, median in medians.items():
         baseline = "full, compiled" if "compiled" in label else "no callback"
-        share = median / medians[f"{baseline}, {full} layers"]
+        share = median / medians[f"{baseline}, {LAYERS} layers"]
         size = int(label.split(", ")[-1].split()[0])
-        lines.append(f"| {label} | {median:.2f} | {share:.3f} | {flops[size] / flops[full]:.3f} |")
+        lines.append(f"| {label} | {median:.2f} | {share:.3f} | {flops[size] / flops[LAYERS]:.3f} |")
     lines += ["", *(f"speed-up, {name}: {value:.3f}" for name, value in result["speed-up"].items()), ""]
     return "\n".join(lines)
 
@@ -269,7 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def save(result: dict[str, Any]) -> None:
         results[result["case"]] = result
-        written = {**timing, "schedule": SIZES, "cases": list(results.values()), **described}
+        written = {**timing, "methods": METHODS, "cases": list(results.values()), **described}
         given.out.write_text(json.dumps(written, indent=2) + "\n")
 
     for name in given.case or CASES:

@@ -24,11 +24,12 @@ def test_a_trial_times_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     result: dict[str, Any] = json.loads(out.read_text())
     case = result["cases"][0]
-    full, stages = ["12 layers"], [f"{size} layers" for size in (6, 8, 10, 12)]
-    ways = {"no callback": full, "full": full, "raptr": stages, "full, compiled": full, "raptr, compiled": stages}
+    stages = {"no callback": [12], "full": [12], "raptr": [6, 8, 10, 12], "progressive-stacking": [3, 6, 12]}
+    ways = {way: [f"{size} layers" for size in sizes] for way, sizes in stages.items()}
+    ways |= {f"{way}, compiled": labels for way, labels in ways.items() if way != "no callback"}
     assert list(case["milliseconds"]) == [f"{way}, {label}" for way, labels in ways.items() for label in labels]
     assert {times["steps"] for times in case["milliseconds"].values()} <= {2, 3}
-    assert len(case["speed-up"]) == 3
+    assert len(case["speed-up"]) == 6
     assert result["environment"]["accelerate"]
     assert trainer_speed.table(case)
 
@@ -53,7 +54,14 @@ def test_flops_are_those_of_the_closed_form() -> None:
     assert found[12] - found[6] == expected.layers / 2
 
 
-def test_a_speed_up_weighs_the_stages_equally() -> None:
-    medians = {"no callback, 12 layers": 12.0, **{f"raptr, {size} layers": float(size) for size in (6, 8, 10, 12)}}
-    found = trainer_speed.speedups({6: 7.0, 8: 9.0, 10: 11.0, 12: 13.0}, medians)
-    assert found == {"counted": 1.3, "realised, raptr against no callback": pytest.approx(4 / 3)}
+def test_a_speed_up_weighs_the_stages_by_their_lengths() -> None:
+    medians = {"no callback, 12 layers": 12.0}
+    medians |= {f"raptr, {size} layers": float(size) for size in (6, 8, 10, 12)}
+    medians |= {f"progressive-stacking, {size} layers": float(size) for size in (3, 6, 12)}
+    found = trainer_speed.speedups({size: size + 1.0 for size in (3, 6, 8, 10, 12)}, medians)
+    assert found == {
+        "counted, raptr": pytest.approx(1.3),
+        "realised, raptr against no callback": pytest.approx(4 / 3),
+        "counted, progressive-stacking": pytest.approx(1.3),
+        "realised, progressive-stacking against no callback": pytest.approx(4 / 3),
+    }
