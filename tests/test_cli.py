@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raptr.data import open_store
 from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.train.config import Config
@@ -324,6 +325,36 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(
     assert re.search(sentence, said.err)
     assert "Traceback" not in said.err + said.out
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_vocabulary_that_prepared_text_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has {n * n} words." for n in range(400)))
+    assert call(monkeypatch, "prepare", "--data", "text.txt", "--out", "text", "--vocabulary", "520") == 0
+    size = open_store(tmp_path / "text").vocabulary.size
+    (tmp_path / "other.yaml").write_text("data: {vocabulary: 2048}")
+    (tmp_path / "builtin.yaml").write_text("data: {vocabulary: 2048, source: builtin}")
+    comparison = {"settings": {"data": {"source": "text", "vocabulary": 2048}}, "entries": {"raptr": {}}}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump({"recipe": "demo", **comparison}))
+    pretrain, other = ["pretrain", "--data", "text", "--dry-run"], "data.vocabulary=2048"
+    capsys.readouterr()
+    for refused in (
+        [*pretrain, "--set", other],
+        [*pretrain, "--config", "other.yaml"],
+        ["plan", "--set", "data.source=text", "--set", other],
+        ["compare", "compare.yaml", "--dry-run"],
+    ):
+        assert call(monkeypatch, *refused) == 2
+        assert re.search(rf"data\.vocabulary is 2048, but data\.source is 'text' with {size} ", capsys.readouterr().err)
+    for taken in (
+        pretrain,
+        [*pretrain, "--set", f"data.vocabulary={size}"],
+        [*pretrain, "--config", "builtin.yaml"],
+        ["plan", "--set", "data.source=text"],
+    ):
+        assert call(monkeypatch, *taken) == 0
 
 
 @pytest.mark.parametrize(
