@@ -208,5 +208,16 @@ def test_folders_of_one_name_are_told_apart(questions: Path, tmp_path: Path) -> 
     assert list(record["models"]) == ["a-last", "b-last"]
 
 
+def test_a_folder_that_is_no_few_shot_evaluation_is_refused(untaught: Path, questions: Path, tmp_path: Path) -> None:
+    for name in ("notes.txt", "settings.json", "fewshot.png"):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"out is '.*', a folder that is no few-shot evaluation but holds {name}"):
+            judged([untaught], ["boolq"], questions, out)
+        assert [path.name for path in out.iterdir()] == [name]
+        assert (out / name).read_text() == "mine"
+
+
 def test_every_task_has_a_file() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(TASKS)

@@ -432,6 +432,25 @@ def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
         load_encoder(model)
 
 
+def test_a_folder_that_is_no_fine_tuning_is_refused(bert: Path, little: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(("notes.txt", "finetune.json", "jobs/small/causal-boolq-1.json")):
+        out = tmp_path / str(number)
+        path = out / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        with pytest.raises(ValueError, match=f"a folder that is no fine-tuning but holds {name.partition('/')[0]}"):
+            tuned(bert, little, out, rates=[RATE], seeds=1)
+        assert [path] == [one for one in out.rglob("*") if one.is_file()]
+        assert path.read_text() == "{}"
+    out = tmp_path / "own"
+    tuned(bert, little, out, rates=[RATE], seeds=1)
+    (out / "notes.txt").write_text("mine")  # beside a fine-tuning, anything may lie
+    tuned(bert, little, out, rates=[RATE], seeds=2)
+    (out / "settings.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged.*remove"):
+        tuned(bert, little, out, rates=[RATE], seeds=2)
+
+
 def test_two_commands_in_one_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:
     with files.locked(tmp_path / ".lock", "held"), pytest.raises(ValueError, match=r"another process.*--out"):
         finetune(bert, "sst2", little, tmp_path, console=QUIET)

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
-from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData
 from raptr.evaluation.summary import as_json, best_rate, draw, rows
 from raptr.evaluation.tasks import Task
 from raptr.evaluation.tuning import Recipe, constant_answer
-from raptr.files import new_file
+from raptr.files import new_file, refuse_strange
 from raptr.report.plots import save
 from raptr.train.run import environment
 
 NAME = "finetune"
+SETTINGS = "settings.json"
 SEEDS = 3
 
 Key = tuple[float, int]  # learning rate, seed
@@ -74,9 +75,14 @@ class Finetuning:
         """What the encoder is judged by."""
         return self.examples.task
 
+    def open(self) -> None:
+        """Make the folder; one that is no fine-tuning but holds something is refused."""
+        refuse_strange(self.folder, "fine-tuning", SETTINGS, _begun)
+        (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
+
     def settle(self) -> None:
         """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
-        path = self.folder / "settings.json"
+        path = self.folder / SETTINGS
         if path.is_file():
             refuse_changed(self.folder, read_json(path), self._settings)
         else:
@@ -143,6 +149,11 @@ class Finetuning:
                 chosen = {"rate": row["rate"], "edge": row["edge"]}
                 cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts, **chosen}
                 note_scores(self.encoder.folder, f"{NAME}-{self.task.name}", {self.task.title: cell})
+
+
+def _begun(path: Path) -> bool:
+    """Whether a command that was killed before it wrote its settings leaves this."""
+    return path.name in (LOCK, f".{SETTINGS}.partial") or (path.name == "jobs" and not any(path.iterdir()))
 
 
 def _settings(encoder: Encoder, data: TaskData, recipe: Recipe) -> dict[str, Any]:

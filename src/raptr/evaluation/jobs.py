@@ -8,6 +8,8 @@ from typing import Any, final
 
 from raptr.files import write_text
 
+LOCK = ".lock"
+
 
 @final
 @dataclass(frozen=True)
@@ -34,9 +36,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a file that a job has written."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it again") from None
-    assert isinstance(value, dict)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (no mapping); remove it, and the same command makes it again")
     return value
 
 
