@@ -244,7 +244,9 @@ def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:
     """Keep what a job came to, and say it."""
     one.keep(result)
     where = f"{one.encoder.folder.name} on {one.task.title}"
-    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}"
+    single = " (in float32: the model cannot compute in bfloat16)"
+    note = single if (result["device"], result["precision"]) == ("cuda", "float32") else ""
+    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}{note}"
     console.print(said, highlight=False, markup=False)
 
 
