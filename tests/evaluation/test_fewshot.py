@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -200,6 +201,25 @@ def test_models_that_are_refused(untaught: Path, questions: Path, tmp_path: Path
         judged([untaught, untaught], ["boolq"], questions, tmp_path / "out")
     with pytest.raises(ValueError, match=r"--data is .*nowhere"):
         judged([untaught], ["boolq"], tmp_path / "nowhere", tmp_path / "out")
+    (tmp_path / "boolq.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"boolq\.jsonl has no examples"):
+        judged([untaught], ["boolq"], tmp_path, tmp_path / "out")
+    model = shutil.copytree(untaught, tmp_path / "wider")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+    with pytest.raises(ValueError, match=r"cannot be loaded: .* has the shape .*config\.json"):
+        judged([model], ["boolq"], questions, tmp_path / "out")
+    (model / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no whole safetensors file"):
+        judged([model], ["boolq"], questions, tmp_path / "out")
+
+
+def test_a_job_that_lacks_its_settings_is_named(untaught: Path, questions: Path, tmp_path: Path) -> None:
+    judged([untaught], ["boolq"], questions, tmp_path, examples=2)
+    (job,) = (tmp_path / "jobs").rglob("*.json")
+    job.write_text("{}")
+    with pytest.raises(ValueError, match=rf"{job.name} is damaged.*remove"):
+        judged([untaught], ["boolq"], questions, tmp_path, examples=2)
 
 
 def test_folders_of_one_name_are_told_apart(questions: Path, tmp_path: Path) -> None:

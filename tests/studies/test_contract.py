@@ -34,6 +34,14 @@ def test_cuda_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="tpu", console=QUIET)
 
 
+@pytest.mark.parametrize("seeds", [0, 10**30])
+def test_seeds_that_are_refused(seeds: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"seeds is {seeds}; .*1 to 1000"):
+        conduct(BOOLEAN, tmp_path, seeds=seeds, small=True, device="cpu", console=QUIET)
+    with pytest.raises(ValueError, match=rf"steps is {seeds}; "):
+        conduct(STUDIES["polynomial-length"], tmp_path, seeds=1, small=True, device="cpu", console=QUIET, steps=[seeds])
+
+
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "linear").mkdir()
     (tmp_path / "linear" / "linear.png").write_text("mine")

@@ -23,7 +23,9 @@ from raptr.train.run import environment
 
 NAME = "finetune"
 SETTINGS = "settings.json"
+RESULT = ("rate", "seed", "scores")  # what every job's file has
 SEEDS = 3
+MOST_SEEDS = 1000  # more is a slip
 
 Key = tuple[float, int]  # learning rate, seed
 
@@ -54,8 +56,8 @@ class Request:
         for rate in self.rates:
             if not 0 < rate <= 1:
                 raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
-        if self.seeds < 1:
-            raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 on is allowed")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
             raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
 
@@ -122,10 +124,10 @@ class Finetuning:
 
     def _read(self, key: Key) -> dict[str, Any] | None:
         path = self._path(key)
-        return read_json(path) if path.is_file() else None
+        return read_json(path, *RESULT) if path.is_file() else None
 
     def _record(self) -> dict[str, Any] | None:
-        jobs = [read_json(path) for path in sorted((self.folder / "jobs").glob("*.json"))]
+        jobs = [read_json(path, *RESULT) for path in sorted((self.folder / "jobs").glob("*.json"))]
         if not jobs:
             return None
         record = {

@@ -32,14 +32,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file that a job has written."""
+def read_json(path: Path, *needed: str) -> dict[str, Any]:
+    """The mapping in a file that a job has written, which has these keys."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it again") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged (no mapping); remove it, and the same command makes it again")
+    if not isinstance(value, dict) or any(key not in value for key in needed):
+        raise ValueError(f"{path} is damaged (not what was written); remove it, and the same command makes it again")
     return value
 
 

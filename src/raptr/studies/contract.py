@@ -24,6 +24,7 @@ from raptr.files import refuse_strange, write_text
 from raptr.train.run import environment, find_device
 
 RESULT = "result.json"
+MOST_SEEDS = 1000  # more is a slip
 # What a study has before its result: jobs, a snapshot, folders of lengths; partial files.
 BEGUN = re.compile(r"job-.+\.json|unfinished\.safetensors|\d+|\..+\.partial")
 
@@ -59,8 +60,8 @@ def conduct(
     run = study.run_at(steps) if study.run_at and steps else study.run
     if steps and study.run_at is None:
         raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"seeds is {seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
     device = find_device(device).type
     folder = make_folder(out / (f"{study.name}-small" if small else study.name))
     repetitions = study.seeds if seeds is None else seeds

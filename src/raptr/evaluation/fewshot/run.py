@@ -150,7 +150,7 @@ def _done(job: _Job, folder: Path) -> bool:
     path = job.path(folder)
     if not path.is_file():
         return False
-    refuse_changed(folder, read_json(path)["settings"], job.settings)
+    refuse_changed(folder, read_json(path, "settings", "scores")["settings"], job.settings)
     return True
 
 
