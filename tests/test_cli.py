@@ -228,6 +228,13 @@ def test_help_shows_defaults_that_are_computed(
     assert "[default: runs/RECIPE-METHOD]" in capsys.readouterr().out
 
 
+def test_a_setting_replaces_the_method_that_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "plan", "--set", "method.name=full", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "full"
+
+
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "--version") == 0
     versions = re.fullmatch(r"raptr \d\S*, torch \d\S*, Python (\S+)\n", capsys.readouterr().out)
@@ -307,6 +314,9 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--steps", str(10**30)], rf"train\.steps is {10**30}"),
         (["pretrain", "--lr", "1e38"], r"optimizer\.peak is 1e\+38"),
         (["report", "nowhere"], "nowhere"),
+        (["pretrain", "--size", ""], r"model\.size is ''; allowed: tiny, mini"),
+        (["plan", "--set", "method.name=3"], r"method is .*3"),
+        (["prepare", "--data", "file", "--out", "d", "--vocabulary", str(2**32)], r"vocabulary is \d+; .* and 1048576"),
         (["pretrain", "--steps", "many"], "Invalid value for '--steps'"),
         (["pretain"], "pretain"),
     ],

@@ -37,7 +37,7 @@ def resolve(
         options |= {f"method.{setting}": sizes for setting, sizes in by_axis(schedules).items()}
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
-        options["method.name"] = method
+        options.setdefault("method.name", method)
     asked = nested(options)
     settings = merged(settings, asked)
     name = settings.get("method", {}).get("name")
