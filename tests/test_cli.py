@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raptr.data import open_store
 from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.train.config import Config
@@ -229,6 +230,13 @@ def test_help_shows_defaults_that_are_computed(
     assert "[default: runs/RECIPE-METHOD]" in capsys.readouterr().out
 
 
+def test_a_setting_replaces_the_method_that_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "plan", "--set", "method.name=full", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "full"
+
+
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "--version") == 0
     versions = re.fullmatch(r"raptr \d\S*, torch \d\S*, Python (\S+)\n", capsys.readouterr().out)
@@ -309,6 +317,9 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
         (["pretrain", "--lr", "1e38"], r"optimizer\.peak is 1e\+38"),
         (["report", "nowhere"], "nowhere"),
         (["report", "."], r"\. is not a run folder: config\.yaml is missing"),
+        (["pretrain", "--size", ""], r"model\.size is ''; allowed: tiny, mini"),
+        (["plan", "--set", "method.name=3"], r"method is .*3"),
+        (["prepare", "--data", "file", "--out", "d", "--vocabulary", str(2**32)], r"vocabulary is \d+; .* and 1048576"),
         (["pretrain", "--steps", "many"], "Invalid value for '--steps'"),
         (["pretain"], "pretain"),
     ],
@@ -327,6 +338,36 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(
     assert re.search(sentence, said.err)
     assert "Traceback" not in said.err + said.out
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_vocabulary_that_prepared_text_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Paragraph {n} has {n * n} words." for n in range(400)))
+    assert call(monkeypatch, "prepare", "--data", "text.txt", "--out", "text", "--vocabulary", "520") == 0
+    size = open_store(tmp_path / "text").vocabulary.size
+    (tmp_path / "other.yaml").write_text("data: {vocabulary: 2048}")
+    (tmp_path / "builtin.yaml").write_text("data: {vocabulary: 2048, source: builtin}")
+    comparison = {"settings": {"data": {"source": "text", "vocabulary": 2048}}, "entries": {"raptr": {}}}
+    (tmp_path / "compare.yaml").write_text(yaml.safe_dump({"recipe": "demo", **comparison}))
+    pretrain, other = ["pretrain", "--data", "text", "--dry-run"], "data.vocabulary=2048"
+    capsys.readouterr()
+    for refused in (
+        [*pretrain, "--set", other],
+        [*pretrain, "--config", "other.yaml"],
+        ["plan", "--set", "data.source=text", "--set", other],
+        ["compare", "compare.yaml", "--dry-run"],
+    ):
+        assert call(monkeypatch, *refused) == 2
+        assert re.search(rf"data\.vocabulary is 2048, but data\.source is 'text' with {size} ", capsys.readouterr().err)
+    for taken in (
+        pretrain,
+        [*pretrain, "--set", f"data.vocabulary={size}"],
+        [*pretrain, "--config", "builtin.yaml"],
+        ["plan", "--set", "data.source=text"],
+    ):
+        assert call(monkeypatch, *taken) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -123,6 +123,17 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def refuse_strange(folder: Path, kind: str, mark: str, ours: Callable[[Path], bool]) -> None:
+    """Leave a folder alone that holds other people's files: it is a `kind` by its file `mark`, or has only `ours`."""
+    paths = sorted(folder.iterdir()) if folder.exists() else []
+    strange = [path.name for path in paths if not ours(path)]
+    if strange and folder / mark not in paths:
+        raise ValueError(
+            f"out is {str(folder)!r}, a folder that is no {kind} but holds {', '.join(strange[:4])}. "
+            "Name a new or an empty folder."
+        )
 
 
 def sha256_of(path: Path) -> str:

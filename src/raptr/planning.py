@@ -63,7 +63,7 @@ def plan(
         "train.steps": steps,
         "train.batch": batch,
         "data.length": length,
-        "data.vocabulary": 30_000,
+        "data.vocabulary": None if {"data.source", "model.start"} & named.keys() else 30_000,
     }
     show(settled(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
 

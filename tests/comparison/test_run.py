@@ -46,6 +46,17 @@ def whole(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_a_damaged_outcome_is_named(whole: Path, store: TokenStore, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "copy"))
+    place = min((out / "runs").glob("*/outcome.json"))
+    for damaged in ("", "{", "[]", "{}"):
+        place.write_text(damaged)
+        with pytest.raises(ValueError, match=rf"{place.parent.name}/outcome\.json is damaged; remove "):
+            compare(asked(store), out, console=QUIET)
+    shutil.rmtree(place.parent)
+    assert compare(asked(store), out, console=QUIET).finished == RUNS
+
+
 def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
     found = numbers(whole)
     assert (found["finished"], found["planned"]) == (RUNS, RUNS)

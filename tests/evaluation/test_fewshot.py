@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -200,12 +201,42 @@ def test_models_that_are_refused(untaught: Path, questions: Path, tmp_path: Path
         judged([untaught, untaught], ["boolq"], questions, tmp_path / "out")
     with pytest.raises(ValueError, match=r"--data is .*nowhere"):
         judged([untaught], ["boolq"], tmp_path / "nowhere", tmp_path / "out")
+    (tmp_path / "boolq.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"boolq\.jsonl has no examples"):
+        judged([untaught], ["boolq"], tmp_path, tmp_path / "out")
+    model = shutil.copytree(untaught, tmp_path / "wider")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+    with pytest.raises(ValueError, match=r"cannot be loaded: .* has the shape .*config\.json"):
+        judged([model], ["boolq"], questions, tmp_path / "out")
+    (model / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no whole safetensors file"):
+        judged([model], ["boolq"], questions, tmp_path / "out")
+
+
+def test_a_job_that_lacks_its_settings_is_named(untaught: Path, questions: Path, tmp_path: Path) -> None:
+    judged([untaught], ["boolq"], questions, tmp_path, examples=2)
+    (job,) = (tmp_path / "jobs").rglob("*.json")
+    job.write_text("{}")
+    with pytest.raises(ValueError, match=rf"{job.name} is damaged.*remove"):
+        judged([untaught], ["boolq"], questions, tmp_path, examples=2)
 
 
 def test_folders_of_one_name_are_told_apart(questions: Path, tmp_path: Path) -> None:
     models = [make_decoder(tmp_path / name / "last", seed=seed) for seed, name in enumerate("ab")]
     record = judged(models, ["nq_open"], questions, tmp_path / "out", examples=4)
     assert list(record["models"]) == ["a-last", "b-last"]
+
+
+def test_a_folder_that_is_no_few_shot_evaluation_is_refused(untaught: Path, questions: Path, tmp_path: Path) -> None:
+    for name in ("notes.txt", "settings.json", "fewshot.png"):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text("mine")
+        with pytest.raises(ValueError, match=f"out is '.*', a folder that is no few-shot evaluation but holds {name}"):
+            judged([untaught], ["boolq"], questions, out)
+        assert [path.name for path in out.iterdir()] == [name]
+        assert (out / name).read_text() == "mine"
 
 
 def test_every_task_has_a_file() -> None:

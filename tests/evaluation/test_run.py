@@ -336,6 +336,9 @@ def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path,
     (out / "jobs" / f"{RATE!r}-0.json").write_text("{")
     with pytest.raises(ValueError, match=r"0\.001-0\.json is damaged"):
         tuned(bert, little, out, rates=[RATE], seeds=1)
+    (out / "jobs" / f"{RATE!r}-0.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"0\.001-0\.json is damaged.*remove"):
+        tuned(bert, little, out, rates=[RATE], seeds=1)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +348,10 @@ def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path,
         ({"rates": [float("nan")]}, r"--rate is nan"),
         ({"rates": [2.0]}, r"--rate is 2\.0"),
         ({"seeds": 0}, r"--seeds is 0"),
+        ({"seeds": 10**12}, r"--seeds is 10+;.*1 to 1000"),
+        ({"label": ""}, r"--label is ''; the name of a column"),
+        ({"texts": [""]}, r"--text is ''"),
+        ({"dev": ""}, r"--dev is ''; the name of a file"),
         ({"jobs": 0}, r"--jobs is 0"),
         ({"tune": 0}, r"--tune is 0"),
         ({"tune": 4}, r"--tune is 4.*3"),
@@ -422,6 +429,14 @@ def test_folders_that_hold_no_encoder(tmp_path: Path) -> None:
     (model / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be loaded"):
         load_encoder(model)
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(ValueError, match=r"layer\.0\..*has the shape \(64,.*config\.json.*\(48,"):
+        load_encoder(model).classifier(2, 0.1)
+    whole = (model / "model.safetensors").read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:100], b""):
+        (model / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
+            load_encoder(model)
 
 
 def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
@@ -430,6 +445,25 @@ def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
     (model / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "pad_token"}))
     with pytest.raises(ValueError, match="padding token"):
         load_encoder(model)
+
+
+def test_a_folder_that_is_no_fine_tuning_is_refused(bert: Path, little: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(("notes.txt", "finetune.json", "jobs/small/causal-boolq-1.json")):
+        out = tmp_path / str(number)
+        path = out / name
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        with pytest.raises(ValueError, match=f"a folder that is no fine-tuning but holds {name.partition('/')[0]}"):
+            tuned(bert, little, out, rates=[RATE], seeds=1)
+        assert [path] == [one for one in out.rglob("*") if one.is_file()]
+        assert path.read_text() == "{}"
+    out = tmp_path / "own"
+    tuned(bert, little, out, rates=[RATE], seeds=1)
+    (out / "notes.txt").write_text("mine")  # beside a fine-tuning, anything may lie
+    tuned(bert, little, out, rates=[RATE], seeds=2)
+    (out / "settings.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged.*remove"):
+        tuned(bert, little, out, rates=[RATE], seeds=2)
 
 
 def test_two_commands_in_one_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A step is the plain training loop's, in bfloat16 too; what is replayed is what was captured; nothing is read back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    FNetConfig,
+    FNetForSequenceClassification,
     RobertaPreLayerNormConfig,
     RobertaPreLayerNormForSequenceClassification,
     RoFormerConfig,
@@ -138,6 +141,23 @@ def test_weights_that_are_not_trained_are_bfloat16_too(examples: Coded) -> None:
         stepped(places, width, 1e-3)
     assert stepped.diverged() is None
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
+
+
+def test_a_model_that_cannot_compute_in_bfloat16_trains_in_float32(bert: Path, examples: Coded) -> None:
+    config = FNetConfig(vocab_size=30, max_position_embeddings=16, **SIZES)  # there is no bfloat16 Fourier transform
+    made = FNetForSequenceClassification(config).train()
+    taken = replace(examples, columns_NW={name: examples.columns_NW[name] for name in ("input_ids", "token_type_ids")})
+    before = torch.random.get_rng_state()
+    stepped = steps(made, taken, half=True)
+    assert torch.equal(torch.random.get_rng_state(), before)  # the trial draws nothing
+    assert made.training
+    assert stepped.precision == "float32"
+    assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}
+    for places, width in batches(taken)[:2]:
+        stepped(places, width, 1e-3)
+    assert stepped.diverged() is None
+    assert steps(model(bert), examples, half=True).precision == "bfloat16"
+    assert steps(model(bert), examples).precision == "float32"
 
 
 class Replays:

@@ -34,6 +34,22 @@ def test_cuda_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="tpu", console=QUIET)
 
 
+@pytest.mark.parametrize("seeds", [0, 10**30])
+def test_seeds_that_are_refused(seeds: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"seeds is {seeds}; .*1 to 1000"):
+        conduct(BOOLEAN, tmp_path, seeds=seeds, small=True, device="cpu", console=QUIET)
+    with pytest.raises(ValueError, match=rf"steps is {seeds}; "):
+        conduct(STUDIES["polynomial-length"], tmp_path, seeds=1, small=True, device="cpu", console=QUIET, steps=[seeds])
+
+
+def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "linear" / "linear.png").write_text("mine")
+    with pytest.raises(ValueError, match=r"out is '.*linear', a folder that is no study but holds linear\.png"):
+        conduct(STUDIES["linear"], tmp_path, seeds=1, small=False, device="cpu", console=QUIET)
+    assert [path.name for path in (tmp_path / "linear").iterdir()] == ["linear.png"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_study_says_that_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "raptr", "study", "boolean", "--out", str(tmp_path), "--device", "cpu"]

@@ -198,6 +198,8 @@ def test_other_things_are_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter.md").write_text("one")
     with pytest.raises(ValueError, match=r"out is '.*thesis'.*chapter.md"):
         export(run, tmp_path / "thesis")
+    with pytest.raises(ValueError, match=r"out is '\.'; a folder with a name"):
+        export(run, Path())
     with pytest.raises(ValueError, match=r"out is '.*config.yaml', a file"):
         export(run, run / "config.yaml")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hamlet", "thesis"]

@@ -34,7 +34,15 @@ class Outcome:
 def read_note(folder: Path) -> dict[str, Any] | None:
     """What a finished run notes beside its metrics: the step it diverged in, its data, how many ran at once."""
     path = folder / OUTCOME
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        note = None
+    if not isinstance(note, dict) or "diverged" not in note:
+        raise ValueError(f"{path} is damaged; remove {folder}, and the same command trains it again")
+    return note
 
 
 def read_finished(folder: Path, label: str, peak: float, seed: int, steps: int) -> tuple[Run, Outcome] | None:
@@ -43,6 +51,8 @@ def read_finished(folder: Path, label: str, peak: float, seed: int, steps: int) 
     if note is None:
         return None
     run, diverged = read_run(folder), note["diverged"]
+    if not run.evals:
+        raise ValueError(f"{folder} has no held-out loss; remove it, and the same command trains it again")
     final = run.evals[-1]
     if diverged is None and not math.isfinite(final.loss):
         diverged = final.step

@@ -25,6 +25,7 @@ from raptr.comparison.outcomes import RUNS
 from raptr.comparison.progress import NAME, Progress, Task
 from raptr.comparison.spec import FULL, read_comparison, read_file
 from raptr.data import TokenStore
+from raptr.files import refuse_strange
 from raptr.train.opening import open_data
 from raptr.train.safety import LOCK, StopRequest, locked
 from raptr.train.workers import PATIENCE, Workers
@@ -90,7 +91,7 @@ def compare_all(
     with ExitStack() as held:
         comparisons = [read_comparison(one.spec, device=device) for one in asked]
         for one in asked:
-            _refuse_strange(one.out)
+            refuse_strange(one.out, "comparison", f"{NAME}.md", _ours)
             held.enter_context(locked(one.out))
         held.enter_context(stop.listening())
         all_progress = [
@@ -130,15 +131,9 @@ def compare_all(
     return compared
 
 
-def _refuse_strange(out: Path) -> None:
-    """Leave a folder alone that is no comparison and has anything but the beginning of one in it."""
-    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    strange = [name for name in names if name not in (LOCK, RUNS) and not name.lstrip(".").startswith(f"{NAME}.")]
-    if strange and f"{NAME}.md" not in names:
-        raise ValueError(
-            f"out is {str(out)!r}, a folder that is no comparison but holds {', '.join(strange[:4])}. "
-            "Name a new or an empty folder."
-        )
+def _ours(path: Path) -> bool:
+    """Whether a comparison that has only begun may have written this into its folder."""
+    return path.name in (LOCK, RUNS) or path.name.lstrip(".").startswith(f"{NAME}.")
 
 
 def _described(store: TokenStore) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from raptr.strict_yaml import read_yaml
 from raptr.train.advice import AUTO
 from raptr.train.config import Config, Precision, merged
 from raptr.train.flops import planned_flops
+from raptr.train.resolve import check_vocabulary
 
 FULL = "full"
 REDUCED = "full (reduced)"
@@ -276,7 +277,9 @@ def _base(spec: _Spec, device: str | None) -> Config:
         raise ValueError("settings.optimizer.peak and peaks are both given; one of them is allowed")
     settings = merged({section: recipe.get(section, {}) for section in SECTIONS}, spec.settings)
     settings["train"] = {"keep": 1, **settings["train"], **({"device": device} if device else {})}
-    return Config.read({**settings, "method": {"name": FULL}})
+    config = Config.read({**settings, "method": {"name": FULL}})
+    check_vocabulary(config, spec.settings)
+    return config
 
 
 def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:

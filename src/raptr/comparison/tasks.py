@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raptr.evaluation.jobs import Judged
 
 Scores: TypeAlias = dict[str, dict[str, Any]]  # of a model, by column
+KINDS = ("finetune", "fewshot")
 ENCODERS = "mlm"  # the objective of models that are fine-tuned; others go on with a text
 
 
@@ -68,8 +69,8 @@ class Evaluate:
 def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
     """Check the section before anything is trained: its keys, the data, the extra, and the kind of model."""
     for key in given:
-        if key not in ("finetune", "fewshot"):
-            raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, ('finetune', 'fewshot'))}")
+        if key not in KINDS:
+            raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
     if not given:
         return Evaluate()
     encoders = config.objective.name == ENCODERS

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from raptr.evaluation.folder import ModelFolder, open_folder, quiet
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched
 
 # What the configurations of encoders call their dropout rates.
 DROPOUT = (
@@ -56,7 +56,9 @@ class Encoder:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
+        refuse_mismatched(path, loading)
         assert isinstance(model, PreTrainedModel)
         body = f"{model.base_model_prefix}."
         lost = sorted(name for name in loading["missing_keys"] if name.startswith(body) and "pooler" not in name)

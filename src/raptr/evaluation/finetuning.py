@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
-from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData
 from raptr.evaluation.summary import as_json, best_rate, draw, rows
 from raptr.evaluation.tasks import Task
 from raptr.evaluation.tuning import Recipe, constant_answer
-from raptr.files import new_file
+from raptr.files import new_file, refuse_strange
 from raptr.report.plots import save
 from raptr.train.run import environment
 
 NAME = "finetune"
+SETTINGS = "settings.json"
+RESULT = ("rate", "seed", "scores")  # what every job's file has
 SEEDS = 3
+MOST_SEEDS = 1000  # more is a slip
 
 Key = tuple[float, int]  # learning rate, seed
 
@@ -53,8 +56,8 @@ class Request:
         for rate in self.rates:
             if not 0 < rate <= 1:
                 raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
-        if self.seeds < 1:
-            raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 on is allowed")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
             raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
 
@@ -74,9 +77,14 @@ class Finetuning:
         """What the encoder is judged by."""
         return self.examples.task
 
+    def open(self) -> None:
+        """Make the folder; one that is no fine-tuning but holds something is refused."""
+        refuse_strange(self.folder, "fine-tuning", SETTINGS, _begun)
+        (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
+
     def settle(self) -> None:
         """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
-        path = self.folder / "settings.json"
+        path = self.folder / SETTINGS
         if path.is_file():
             refuse_changed(self.folder, read_json(path), self._settings)
         else:
@@ -116,10 +124,10 @@ class Finetuning:
 
     def _read(self, key: Key) -> dict[str, Any] | None:
         path = self._path(key)
-        return read_json(path) if path.is_file() else None
+        return read_json(path, *RESULT) if path.is_file() else None
 
     def _record(self) -> dict[str, Any] | None:
-        jobs = [read_json(path) for path in sorted((self.folder / "jobs").glob("*.json"))]
+        jobs = [read_json(path, *RESULT) for path in sorted((self.folder / "jobs").glob("*.json"))]
         if not jobs:
             return None
         record = {
@@ -143,6 +151,11 @@ class Finetuning:
                 chosen = {"rate": row["rate"], "edge": row["edge"]}
                 cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts, **chosen}
                 note_scores(self.encoder.folder, f"{NAME}-{self.task.name}", {self.task.title: cell})
+
+
+def _begun(path: Path) -> bool:
+    """Whether a command that was killed before it wrote its settings leaves this."""
+    return path.name in (LOCK, f".{SETTINGS}.partial") or (path.name == "jobs" and not any(path.iterdir()))
 
 
 def _settings(encoder: Encoder, data: TaskData, recipe: Recipe) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """A folder of `transformers` with a model and its tokenizer: a raptr export, or anybody's model."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -52,6 +53,12 @@ def open_folder(model: Path) -> ModelFolder:
         raise ValueError(
             f"{folder} has no config.json with a model.safetensors; name a run, an export or a model's folder"
         )
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):  # the header says how long the file is
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is no whole safetensors file ({error}). Copy the folder again.") from error
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -59,6 +66,15 @@ def open_folder(model: Path) -> ModelFolder:
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder} cannot be loaded by transformers: {_line(error)}") from error
     return ModelFolder(folder, name, config, tokenizer, _fingerprint(folder))
+
+
+def refuse_mismatched(folder: Path, loading: Mapping[str, Any]) -> None:
+    """Refuse weights whose shapes are not those of the configuration."""
+    for name, there, wanted in sorted(loading["mismatched_keys"]):
+        raise ValueError(
+            f"{folder} cannot be loaded: {name} has the shape {tuple(there)}, with its config.json it would have "
+            f"{tuple(wanted)}"
+        )
 
 
 def _exported(run: Path) -> Path:

@@ -8,6 +8,8 @@ from typing import Any, final
 
 from raptr.files import write_text
 
+LOCK = ".lock"
+
 
 @final
 @dataclass(frozen=True)
@@ -30,13 +32,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file that a job has written."""
+def read_json(path: Path, *needed: str) -> dict[str, Any]:
+    """The mapping in a file that a job has written, which has these keys."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it again") from None
-    assert isinstance(value, dict)
+    if not isinstance(value, dict) or any(key not in value for key in needed):
+        raise ValueError(f"{path} is damaged (not what was written); remove it, and the same command makes it again")
     return value
 
 

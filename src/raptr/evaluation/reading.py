@@ -70,6 +70,9 @@ def read_task(
     """
     if len(texts) > 2:
         raise ValueError(f"--text is given {len(texts)} times; one or two texts are allowed")
+    for option, names in (("text", texts), ("label", [label]), ("dev", [dev])):
+        if "" in names:
+            raise ValueError(f"--{option} is ''; the name of a {'file' if option == 'dev' else 'column'} is allowed")
     if not folder.is_dir():
         raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the task's files")
     own = (task.folder, task.name) if task.folder else ()

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from raptr.evaluation.encoder import Encoder, load_encoder
 from raptr.evaluation.finetuning import SEEDS, Finetuning, Key, Request
-from raptr.evaluation.jobs import Judged
+from raptr.evaluation.jobs import LOCK, Judged
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.tasks import find_task
 from raptr.evaluation.tuning import Recipe, Tuning
@@ -94,9 +94,9 @@ def finetune_all(
 
     with ExitStack() as held:
         for one in prepared:
-            (one.folder / "jobs").mkdir(parents=True, exist_ok=True)
+            one.open()
             message = f"{one.folder} is used by another process; wait for it, or name another --out"
-            held.enter_context(locked(one.folder / ".lock", message))
+            held.enter_context(locked(one.folder / LOCK, message))
             one.settle()
         held.enter_context(stop.listening())
         for number, one in enumerate(prepared):
@@ -244,7 +244,9 @@ def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:
     """Keep what a job came to, and say it."""
     one.keep(result)
     where = f"{one.encoder.folder.name} on {one.task.title}"
-    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}"
+    single = " (in float32: the model cannot compute in bfloat16)"
+    note = single if (result["device"], result["precision"]) == ("cuda", "float32") else ""
+    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}{note}"
     console.print(said, highlight=False, markup=False)
 
 

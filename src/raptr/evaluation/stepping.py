@@ -26,7 +26,8 @@ Capture: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]  # makes
 class Steps:
     """AdamW on a model, one batch of examples at a time.
 
-    `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run each step as it is.
+    `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run each step as it is. With `half` the
+    model computes in bfloat16, unless it cannot: `precision` says which it is.
     """
 
     def __init__(
@@ -47,10 +48,9 @@ class Steps:
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient
-        if half:
-            for parameter in model.parameters():  # those that are not trained, too: layers mix no precisions
-                parameter.data = parameter.data.bfloat16()
         device = examples.targets_N.device
+        first = examples.batch(torch.zeros(1, dtype=torch.long, device=device), int(examples.lengths_N[0]))
+        self.precision = "bfloat16" if half and _halved(model, first) else "float32"
         self._rate = torch.zeros((), device=device)
         groups = [
             {"params": [one for one in self._masters if one.ndim > 1], "weight_decay": weight_decay},
@@ -109,6 +109,30 @@ class Steps:
             self._first_bad.copy_(torch.where(bad, self._count, self._first_bad))
             self._count += 1
             self._loss.copy_(loss)
+
+
+def _halved(model: nn.Module, batch: dict[str, Tensor]) -> bool:
+    """Give a model bfloat16 weights, if it can compute with them: a batch is tried, without dropout.
+
+    FNet cannot, for one: there is no bfloat16 Fourier transform.
+    """
+    training, parameters = model.training, list(model.parameters())
+    before = [parameter.data for parameter in parameters]
+    for parameter in parameters:  # those that are not trained, too: layers mix no precisions
+        parameter.data = parameter.data.bfloat16()
+    model.eval()
+    try:
+        with torch.no_grad():
+            scores(model, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        for parameter, data in zip(parameters, before, strict=True):
+            parameter.data = data
+        return False
+    finally:
+        model.train(training)
+    return True
 
 
 def scores(model: Any, batch: dict[str, Tensor]) -> Tensor:

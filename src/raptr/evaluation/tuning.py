@@ -98,6 +98,7 @@ class Tuning:
                 return None
             return {
                 "device": self._device.type,
+                "precision": steps.precision,
                 "rate": rate,
                 "seed": seed,
                 "scores": None if diverged is not None else self._score(model),

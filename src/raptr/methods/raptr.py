@@ -131,7 +131,7 @@ class RaPTr(Method):
         )
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """The full model; with scaling none each layer times its keep probability in the stage just trained."""
+        """All layers, heads and parts; with scaling none a layer times its keep probability in the stage just run."""
         full = super().evaluated(step)
         if self.scaling != "none":
             return full

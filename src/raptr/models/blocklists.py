@@ -181,6 +181,13 @@ def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> s
         # Twice, so that an encoder and a decoder of equal depth stay a question for the user.
         if numel > 0 and all(length >= other[0] and numel >= 2 * other[1] for other in rest):
             return path
+    largest = max(sizes, key=lambda path: sizes[path][1], default="")
+    beside = _beside(largest, lists) if sizes else []
+    if any(not any(entry.children()) for other in beside for entry in lists[other]):  # a single map or norm: no block
+        raise ValueError(
+            f"attach: the entries of {', '.join(map(repr, [largest, *beside]))} are parts of the same layers, and only "
+            "whole residual layers can be left out; pass blocks= with a list of those, if the model has one"
+        )
     raise _refusal("no single list of blocks of one type is both the longest and by far the largest", lists)
 
 

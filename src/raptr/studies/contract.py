@@ -8,6 +8,7 @@ A job that is there is not computed again, so a study that was stopped goes on w
 """
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from raptr.files import write_text
+from raptr.files import refuse_strange, write_text
 from raptr.train.run import environment, find_device
+
+RESULT = "result.json"
+MOST_SEEDS = 1000  # more is a slip
+# What a study has before its result: jobs, a snapshot, folders of lengths; partial files.
+BEGUN = re.compile(r"job-.+\.json|unfinished\.safetensors|\d+|\..+\.partial")
 
 
 class Run(Protocol):
@@ -54,16 +60,22 @@ def conduct(
     run = study.run_at(steps) if study.run_at and steps else study.run
     if steps and study.run_at is None:
         raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds is {seeds}; a whole number from 1 on is allowed")
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"seeds is {seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
     device = find_device(device).type
-    folder = out / (f"{study.name}-small" if small else study.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(out / (f"{study.name}-small" if small else study.name))
     repetitions = study.seeds if seeds is None else seeds
     numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
     result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
-    write_json(folder / "result.json", result)
+    write_json(folder / RESULT, result)
     study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
+    return folder
+
+
+def make_folder(folder: Path) -> Path:
+    """Make the folder of a study; one that is no study but holds something is refused."""
+    refuse_strange(folder, "study", RESULT, lambda path: BEGUN.fullmatch(path.name) is not None)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from raptr.studies.contract import Study
 from raptr.studies.polynomial import SMALL, Job, Setting, best_rate, courses_of, final_loss, judged, workers
 from raptr.studies.polynomial_plot import plot_lengths
+from raptr.train.config import MOST
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def run(
     folder: Path, *, seeds: int, small: bool, device: str, console: Console, steps: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Train every method at every length."""
-    if bad := [length for length in steps if length < 1]:
-        raise ValueError(f"steps is {bad[0]}; a whole number from 1 on is allowed")
+    if bad := [length for length in steps if not 1 <= length <= MOST]:
+        raise ValueError(f"steps is {bad[0]}; a whole number from 1 to {MOST} is allowed")
     lengths = SMALL_SIZE if small else FULL_SIZE
     chosen = tuple(sorted(set(steps))) or lengths.steps
     with workers(device) as pool:

@@ -38,7 +38,7 @@ from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
 from raptr.models.model import Model
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
-from raptr.studies.contract import run_jobs, write_json
+from raptr.studies.contract import RESULT, make_folder, run_jobs, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -220,8 +220,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
         for domain in held_out.domains
         for number, windows in enumerate(held_out.windows(domain, settings.batch))
     }
-    folder = out / f"stability-{run.resolve().name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(out / f"stability-{run.resolve().name}")
     # The manifest has the checksums of all weights, so a part is of this very model; the digests, of what was run.
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
     run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
@@ -236,7 +235,7 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
         "environment": environment(),
         **gather(list(measured.values())),
     }
-    write_json(folder / "result.json", result)
+    write_json(folder / RESULT, result)
     plot([result]).savefig(folder / "stability.png", dpi=150)
     return folder
 

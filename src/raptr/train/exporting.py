@@ -43,6 +43,8 @@ def export(run: Path, out: Path | None = None, *, layers: int | None = None, ste
 
 def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
+    if not out.name:
+        raise ValueError(f"out is {str(out)!r}; a folder with a name is allowed")
     if out.exists() and not out.is_dir():
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exporter = exporter_of(model.config)

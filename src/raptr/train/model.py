@@ -45,6 +45,8 @@ class ModelSettings:
             raise ValueError(f"model is {settings!r}; a mapping is allowed")
         settings, names = with_start(settings), ("family", "size", "start", "start_sha256")
         made = read(cls, {key: settings[key] for key in names if key in settings}, "model.")
+        if settings.get("size") == "":  # nothing is the default, but no name
+            check_choice("model.size", "", made.kind.sizes)
         known = [entry.name for entry in fields(made.kind.config) if entry.name not in FROM_DATA]
         for key in settings:
             if key not in (*names, *known):

@@ -8,7 +8,7 @@ from raptr.methods.axes import by_axis
 from raptr.recipes import RECIPES
 from raptr.settings import check_choice, nested
 from raptr.strict_yaml import parse_setting, read_yaml
-from raptr.train.config import Config, merged
+from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.run import RunFolder
 
 
@@ -29,17 +29,36 @@ def resolve(
     if recipe is not None:
         check_choice("recipe", recipe, RECIPES)
         settings = dict(RECIPES[recipe]())
-    settings = merged(settings, _sections(file) if file else {})
+    sections = _sections(file) if file else {}
+    settings = merged(settings, sections)
     options = {name: value for name, value in given.items() if value is not None}
     if isinstance(schedules := options.get("method.schedule"), list):
         del options["method.schedule"]
         options |= {f"method.{setting}": sizes for setting, sizes in by_axis(schedules).items()}
     options |= dict(parse_setting(entry) for entry in sets)
     if method is not None and method != settings.get("method", {}).get("name"):
-        options["method.name"] = method
-    settings = merged(settings, nested(options))
+        options.setdefault("method.name", method)
+    asked = nested(options)
+    settings = merged(settings, asked)
     name = settings.get("method", {}).get("name")
-    return Config.read(_remembered(settings, run or default_run(recipe, name)))
+    config = Config.read(_remembered(settings, run or default_run(recipe, name)))
+    check_vocabulary(config, sections, asked)
+    return config
+
+
+def check_vocabulary(config: Config, *given: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse `data.vocabulary` among the given settings where the text or the model to start from has another one.
+
+    A file's size for the built-in text is no such size: it says nothing where other text is named later.
+    """
+    size = None
+    for data in (sections.get("data", {}) for sections in given):
+        built_in = data.get("source") == BUILTIN != config.data.source
+        size = None if built_in else data.get("vocabulary", size)
+    if size is not None and size != (there := config.vocabulary_size()):
+        prepared = config.data.source not in (None, BUILTIN)
+        place = f"data.source is {config.data.source!r}" if prepared else f"model.start is {config.model.start!r}"
+        raise ValueError(f"data.vocabulary is {size}, but {place} with {there} tokens. Leave data.vocabulary out.")
 
 
 def default_run(recipe: str | None, method: object) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raptr.data.prepare import Document
+from raptr.data.prepare import Document, reading
 from raptr.data.prepare.compression import extra
 from raptr.data.prepare.reading import DOCUMENTS, DocumentsInput, FileInput, HubInput, Input
 
@@ -125,6 +125,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
         logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
         raise ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)")
 
+    monkeypatch.setattr(reading, "_reach_hub", lambda _: None)
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(shown := io.StringIO())])
     level = logger.level
@@ -134,6 +135,23 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
     assert logger.level == level
     logger.warning("seen")
     assert shown.getvalue() == "seen\n"
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
+    asked: list[str] = []
+
+    class Client:
+        def head(self, address: str, **_: Any) -> None:
+            asked.append(address)
+            raise RuntimeError("no route to it")
+
+    monkeypatch.setattr(hub, "get_session", Client)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(ValueError, match=r"hf:a/b: .*hub was not reached.*no route.*network.*--data"):
+        list(HubInput("hf:a/b", "text").records(0))
+    assert asked == [hub.constants.ENDPOINT]
 
 
 def test_documents_in_memory() -> None:

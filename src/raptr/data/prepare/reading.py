@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, Protocol, final
@@ -255,6 +256,7 @@ class HubInput:
         if not path or any(rest):
             raise ValueError(f"{self.name}: expected hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
         try:
+            _reach_hub(path)
             with _retrying_silently():
                 rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
             for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
@@ -263,8 +265,8 @@ class HubInput:
                 yield _record(f"{self.name}, row {number}", parsed)
         except ConnectionError as error:
             raise ValueError(
-                f"{self.name}: the Hugging Face hub was not reached ({_damage(error)}). Check the network, or give "
-                "files on this machine."
+                f"{self.name}: the Hugging Face hub was not reached ({_damage(error)}). Check the network and its "
+                "proxy, or download the dataset elsewhere and give --data its files."
             ) from error
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.name}: expected a dataset that can be read, found: {_damage(error)}") from error
@@ -286,6 +288,17 @@ class DocumentsInput:
     def records(self, start: int) -> Iterator[Record]:
         for document in islice(self.documents(), start, None):
             yield _record(f"document {document.name!r}", _string(document.text, "text"))
+
+
+def _reach_hub(path: str) -> None:
+    """Ask the hub for anything, once: loading a dataset retries for half a minute before it gives up."""
+    hub = import_module("huggingface_hub")  # `datasets` needs it
+    if Path(path).exists() or hub.constants.HF_HUB_OFFLINE:
+        return
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=10)
+    except Exception as error:  # the client's own kinds, which differ between versions
+        raise ConnectionError(f"{hub.constants.ENDPOINT}: {error}") from error
 
 
 @contextmanager

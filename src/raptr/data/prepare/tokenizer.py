@@ -16,11 +16,11 @@ from tokenizers.trainers import BpeTrainer
 from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, Vocabulary, load, read_vocabulary
 
 UNKNOWN = "[UNK]"
-LARGEST = 2**32
+LARGEST = 2**20  # as data.vocabulary; the trainer makes room for all of them at once
 
 
 def checked_size(size: int, specials: Specials) -> None:
-    """Refuse a vocabulary that cannot hold every byte, or that no token type can count."""
+    """Refuse a vocabulary that cannot hold every byte, or is so large that it is a slip."""
     smallest = len(specials.tokens) + 256
     if not smallest <= size <= LARGEST:
         raise ValueError(

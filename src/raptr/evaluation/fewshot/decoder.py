@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from raptr.evaluation.encoder import is_decoder
-from raptr.evaluation.folder import ModelFolder, open_folder, quiet
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched
 from raptr.objectives.specials import MODES
 from raptr.train.safety import StopRequest
 
@@ -50,9 +50,17 @@ class Decoder:
         """The model in float32 on the device."""
         path = self.folder.path
         with quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, use_safetensors=True
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
+        model, loading = loaded
+        refuse_mismatched(path, loading)
         assert isinstance(model, PreTrainedModel)
         torch.nn.Module.to(model, device).eval()
         return model

@@ -33,6 +33,8 @@ def load(
     if path is None:
         raise ValueError(f"{folder} has none of {', '.join(files)}, as jsonl, plain or compressed")
     rows = _shuffled(list(read_rows(path)))
+    if not rows:
+        raise ValueError(f"{path} has no examples")
     if other is None:
         held = min(EXEMPLARS, len(rows) // 8)
         judged, shown, other = rows[: len(rows) - held], rows[len(rows) - held :], path

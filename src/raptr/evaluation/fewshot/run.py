@@ -21,9 +21,9 @@ from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
-from raptr.files import locked, new_file, sha256_of
+from raptr.files import locked, new_file, refuse_strange, sha256_of
 from raptr.report.plots import save
 from raptr.train.run import environment, find_device
 from raptr.train.safety import StopRequest
@@ -77,8 +77,9 @@ def fewshot(
     decoders = _labelled([load_decoder(model, attention) for model in models])
     folder = out or Path("runs") / NAME / "-".join(decoders)
     jobs = list(_planned(decoders, names, data, shots, examples, attention))
+    refuse_strange(folder, "few-shot evaluation", f"{NAME}.json", _begun)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".lock", f"{folder} is used by another process; wait for it, or name another --out"):
+    with locked(folder / LOCK, f"{folder} is used by another process; wait for it, or name another --out"):
         missing = [job for job in jobs if not _done(job, folder)]
         if missing:
             with stop.listening(), quiet():
@@ -89,6 +90,11 @@ def fewshot(
             for name, decoder in decoders.items():
                 note_scores(decoder.folder, NAME, columns(record, name))
     return Judged(folder, record, len(results), len(jobs))
+
+
+def _begun(path: Path) -> bool:
+    """Whether a command that was stopped before it wrote its record leaves this."""
+    return path.name in (LOCK, "jobs", f".{NAME}.json.partial")
 
 
 def _check(shots: Sequence[int], examples: int | None, attention: Sequence[str], batch: int) -> None:
@@ -144,7 +150,7 @@ def _done(job: _Job, folder: Path) -> bool:
     path = job.path(folder)
     if not path.is_file():
         return False
-    refuse_changed(folder, read_json(path)["settings"], job.settings)
+    refuse_changed(folder, read_json(path, "settings", "scores")["settings"], job.settings)
     return True
 
 
