@@ -48,7 +48,7 @@ class Steps:
 
     def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer] = ()) -> None:
         self.routed, self.method = routed, method
-        self.grown = InPlace(routed, method, optimizers)
+        self.inplace = InPlace(routed, method, optimizers)
         # Counted at each `end`: the steps, the layers that ran in all of them (a layer of which a part ran counts by
         # its FLOPs), and the last one's stage and size.
         self.steps_run = 0
@@ -79,8 +79,8 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
-        subnetwork = self.grown.placed(self.method.subnetwork(step))
-        self.grown.grow(step if self._last is None or step < self._last else self._last + 1, step)
+        subnetwork = self.inplace.placed(self.method.subnetwork(step))
+        self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
         self._last = step
         self._enter(subnetwork)
         self._step, self._subnetwork, self._handled = step, subnetwork, sys.exception()
@@ -169,7 +169,7 @@ class Steps:
         self._last = None
 
     def _judged(self, step: int) -> Subnetwork:
-        return self.grown.placed(self.method.evaluated(step))
+        return self.inplace.placed(self.method.evaluated(step))
 
     def _enter(self, subnetwork: Subnetwork) -> None:
         context = running(self.routed, subnetwork)
@@ -240,19 +240,13 @@ def stepwise(
 
 def warn_of_scales(method: Method) -> None:
     """Warn where the trained model needs scales, which nobody gives it after training."""
-    if scaled_until(method) == method.steps:
+    if set(method.evaluated(method.steps).scales) != {1.0}:
         warnings.warn(
             f"method {method.name} never trains the whole model as it stands: evaluated after training without the "
             "scales that the method gives its layers, it has a loss that is too high. Method raptr ends with a plain "
             "model.",
             stacklevel=3,
         )
-
-
-def scaled_until(method: Method) -> int | None:
-    """The step up to which the method's full model has scales other than 1; None: it never has."""
-    ends = [phase.stop for phase in method.phases() if set(method.evaluated(phase.stop).scales) != {1.0}]
-    return max(ends, default=None)
 
 
 def idle_policy(steps: Steps, given: Policy | None) -> Policy:
@@ -269,7 +263,7 @@ def idle_policy(steps: Steps, given: Policy | None) -> Policy:
                 "'zero' is allowed, which is also the default."
             )
     sharded = any(is_sharded(parameter) for parameter in steps.routed.model.parameters())
-    return given or ("zero" if steps.grown.growths and sharded else needed(method))
+    return given or ("zero" if steps.inplace.growths and sharded else needed(method))
 
 
 def partial(method: Method) -> bool:
