@@ -141,6 +141,16 @@ def test_a_model_that_grows_is_judged_saved_and_resumed(tmp_path: Path, stop: in
         assert undisturbed.evaluated[1] == (2, small(**next(iter(rows(4)))).loss.item())
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, which are raised once more where the expected one is caught
+def test_a_model_that_has_yet_to_grow_is_announced(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            trainer.should_stop = trainer.global_step == 4
+
+    with pytest.warns(UserWarning, match=r"step 4 of 10.*had 3 of its 6 layers"):
+        trained(tmp_path, SubnetworkCallback("progressive-stacking", schedule="2-3-6"), Stop())
+
+
 def test_all_micro_batches_of_a_step_run_one_subnetwork(tmp_path: Path) -> None:
     module = trained(tmp_path, raptr(), accumulate_grad_batches=3)
     counts = [3, 3, 3, 1] * 3  # an epoch has ten batches of four rows

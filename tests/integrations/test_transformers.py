@@ -473,6 +473,18 @@ def test_a_model_that_grows_is_judged_saved_and_resumed(tmp_path: Path, stop: in
     assert watches[1].evaluated == watches[0].evaluated[stop:]
 
 
+def test_a_model_that_has_yet_to_grow_is_announced(tmp_path: Path) -> None:
+    def growing(*callbacks: Any, **settings: Any) -> None:
+        trainer(tmp_path, SubnetworkCallback("progressive-stacking", **GROWING), *callbacks, **settings).train()
+
+    growing()  # a warning would be an error
+    with pytest.warns(UserWarning, match=r"step 7 of 10.*had 3 of its 6 layers.*not trained"):
+        growing(StopAt(7))
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    with pytest.warns(UserWarning, match=r"step 1 of 10.*had 2 of its 6 layers"):
+        growing(learning_rate=10.0, load_best_model_at_end=True, metric_for_best_model="eval_loss", **settings)
+
+
 def test_growth_in_the_trainer_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     model, batches = llama(), []
     model.register_forward_pre_hook(lambda _model, _args, given: batches.append(given), with_kwargs=True)

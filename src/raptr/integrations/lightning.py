@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -103,6 +103,11 @@ class SubnetworkCallback(Callback):
             steps.close()
         else:
             pl_module.log_dict(steps.metrics(), on_step=True, on_epoch=False, batch_size=1)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if some layers are not trained."""
+        if trainer.is_global_zero:
+            warn_of_missing(self._training.method, trainer.global_step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the model run as the method judges it."""

@@ -249,6 +249,17 @@ def warn_of_scales(method: Method) -> None:
         )
 
 
+def warn_of_missing(method: Method, step: int) -> None:
+    """Warn where the weights after `step` steps are those of a model that has yet to grow."""
+    had, layers = method.evaluated(step).layers, method.target.layers
+    if had < layers:
+        warnings.warn(
+            f"these are the weights of step {step:,} of {method.steps:,}, when the model of method {method.name} had "
+            f"{had} of its {layers} layers: the others are not trained. Use weights from the last stage.",
+            stacklevel=3,
+        )
+
+
 def idle_policy(steps: Steps, given: Policy | None) -> Policy:
     """The policy for idle parameters: as given, or as the method needs; a given `skip` that cannot be is refused.
 

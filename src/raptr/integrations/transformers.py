@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_scales
+from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -122,8 +122,11 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Leave the model as it was."""
+        """Leave the model as it was, and say so if some of its layers are not trained."""
         self._training.close()
+        if state.is_world_process_zero:
+            loaded = state.best_global_step if args.load_best_model_at_end else None
+            warn_of_missing(self._training.method, state.global_step if loaded is None else loaded)
 
     def on_log(
         self,
