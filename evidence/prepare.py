@@ -1,0 +1,61 @@
+"""Prepare the text of the comparisons: one folder for each objective, and one domain for the runs of repetition.
+
+    python -m evidence.prepare TEXT [--out FOLDER]
+
+TEXT has DOMAIN.train.jsonl.xz and DOMAIN.valid.jsonl.xz of each domain of docs/results/corpus.md. The folders are
+corpus, corpus-causal and corpus-ul2, made at the same time, and then corpus-arxiv with the tokenizer of corpus. What is
+there and whole is left alone.
+"""
+
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+DOMAINS = ("wikipedia", "books", "web", "arxiv", "code")
+VOCABULARY = 8192
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("text", type=Path, help="the folder with the text of docs/results/corpus.md")
+    parser.add_argument("--out", type=Path, default=Path(), help="where the folders go (here)")
+    given = parser.parse_args(arguments)
+    missing = [path for domain in DOMAINS for path in _files(given.text, domain) if not path.is_file()]
+    if missing:
+        parser.error(f"text is {given.text}, but there is no {missing[0].name} in it")
+    trained = ["--vocabulary", str(VOCABULARY)]
+    _prepare(
+        [*trained, "--out", str(given.out / "corpus"), *_data(given.text, DOMAINS)],
+        *(
+            [*trained, "--objective", name, "--out", str(given.out / f"corpus-{name}"), *_data(given.text, DOMAINS)]
+            for name in ("causal", "ul2")
+        ),
+    )
+    tokenizer = ["--tokenizer", str(given.out / "corpus")]
+    _prepare([*tokenizer, "--out", str(given.out / "corpus-arxiv"), *_data(given.text, ["arxiv"])])
+
+
+def _files(text: Path, domain: str) -> tuple[Path, Path]:
+    return text / f"{domain}.train.jsonl.xz", text / f"{domain}.valid.jsonl.xz"
+
+
+def _data(text: Path, domains: Sequence[str]) -> list[str]:
+    given = []
+    for domain in domains:
+        train, valid = _files(text, domain)
+        given += ["--data", f"{domain}={train}", "--valid", f"{domain}={valid}"]
+    return given
+
+
+def _prepare(*commands: Sequence[str]) -> None:
+    """Run `raptr prepare` with each list of options, all at once."""
+    running = [subprocess.Popen([sys.executable, "-m", "raptr", "prepare", *command]) for command in commands]
+    if failed := [process.args for process in running if process.wait()]:
+        sys.exit(f"{len(failed)} of {len(running)} commands failed")
+
+
+if __name__ == "__main__":
+    main()
