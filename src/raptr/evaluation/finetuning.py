@@ -13,16 +13,15 @@ from typing import Any, final
 from raptr.evaluation.encoder import Encoder
 from raptr.evaluation.jobs import Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
-from raptr.evaluation.reading import TaskData
-from raptr.evaluation.summary import as_json, best_rate, draw, rows
-from raptr.evaluation.tasks import Task
+from raptr.evaluation.reading import TaskData, read_task
+from raptr.evaluation.summary import best_rate, draw, rows
+from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, constant_answer
 from raptr.files import new_file
 from raptr.report.plots import save
 from raptr.train.run import environment
 
 NAME = "finetune"
-SEEDS = 3
 
 Key = tuple[float, int]  # learning rate, seed
 
@@ -43,7 +42,7 @@ class Request:
     out: Path | None = None
     recipe: Recipe = field(default_factory=Recipe)
     rates: Sequence[float] = ()
-    seeds: int = SEEDS
+    seeds: int = 3
     tune: int | None = None
     texts: Sequence[str] = ()
     label: str | None = None
@@ -57,6 +56,10 @@ class Request:
             raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 on is allowed")
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
             raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
+
+    def examples(self) -> TaskData:
+        """Read the task's files."""
+        return read_task(find_task(self.task), self.data, texts=self.texts, label=self.label, dev=self.dev)
 
 
 @final
@@ -125,7 +128,7 @@ class Finetuning:
         record = {
             **self._settings,
             "baseline": constant_answer(self.examples),
-            "rows": as_json(rows(jobs, self.task.metrics)),
+            "rows": [asdict(row) for row in rows(jobs, self.task.metrics)],
             "jobs": sorted(jobs, key=lambda job: (job["rate"], job["seed"])),
             "environment": environment(),
         }
