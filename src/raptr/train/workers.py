@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, final
 
 import torch
 
-from raptr.train.safety import StopRequest
+from raptr.train.safety import StopRequest, handled
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Lock as SharedLock
@@ -60,12 +60,8 @@ class Workers:
         """
         # Processes start here and inherit this: what a terminal, `timeout` or Slurm sends to all of them is for the
         # parent alone to hear, which asks them to stop.
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled(signal.SIG_IGN):
             return self._pool.submit(_call, function, arguments, named)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 _asked, _busy = StopRequest(), Lock()  # of a process that works for another
