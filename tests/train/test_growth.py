@@ -164,7 +164,7 @@ def test_a_run_costs_what_was_planned_and_ends_full(
     leg(chosen, tmp_path, store)
     dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
     made = chosen.make_method(dimensions)
-    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.targets}
+    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.objective.targets(24)}
     last, planned = records(tmp_path)[-1], planned_flops(dimensions, made, **cost)
     assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
     shown = plan(made, dimensions, **cost)

@@ -207,7 +207,7 @@ class Trainer:
                 self.folder.begin(self.config, self.store.path / TOKENIZER, start)
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
-        planned = planned_flops(self.dimensions, method, **self._batch())
+        planned = planned_flops(self.dimensions, method, **self.config.step_load)
         bar = TrainingBar(
             console,
             steps=settings.steps,
@@ -383,8 +383,4 @@ class Trainer:
 
     def cost(self, subnetwork: Subnetwork) -> Flops:
         """The FLOPs of an optimizer step under this subnetwork of the model as it is now."""
-        return flops(self.model.config, subnetwork, **self._batch())
-
-    def _batch(self) -> dict[str, Any]:
-        config = self.config
-        return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
+        return flops(self.model.config, subnetwork, **self.config.step_load)
