@@ -153,11 +153,11 @@ def _affordable(config: Config, cost: float) -> int:
     for _ in range(4):
         matrix @ matrix
     seconds = cost * (time.perf_counter() - start) / (4 * 2 * 1024**3)
-    settings, cycle = config.train, config.objective.cycle
+    settings, samples = config.train, config.objective.cycle
     if seconds <= LONGEST:
         return settings.batch
-    wanted = max(SMALLEST, int(settings.batch * LONGEST / seconds)) // cycle * cycle
-    return min(settings.batch // settings.accumulate, max(cycle, wanted))
+    wanted = max(SMALLEST, int(settings.batch * LONGEST / seconds)) // samples * samples
+    return min(settings.batch // settings.accumulate, max(samples, wanted))
 
 
 def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials) -> TokenStore:
