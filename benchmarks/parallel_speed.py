@@ -120,8 +120,7 @@ def counted(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     chosen = config(given)
     dimensions = chosen.model.build(30_000, given.length)
     method = chosen.make_method(dimensions)
-    batch: dict[str, Any] = {"sequences": given.batch, "length": given.length, "targets": chosen.targets}
-    costs = {size: flops(dimensions, method.drawn(size, 0, 999), **batch).total for size in given.layers}
+    costs = {size: flops(dimensions, method.drawn(size, 0, 999), **chosen.step_load).total for size in given.layers}
     return {str(size): cost / costs[max(given.layers)] for size, cost in costs.items()}
 
 

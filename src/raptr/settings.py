@@ -25,6 +25,19 @@ def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return sections
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their names `section.key`, at any depth."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        named |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": listed(value)}
+    return named
+
+
+def listed(value: Any) -> Any:
+    """The value with lists in place of tuples, as YAML and JSON have it."""
+    return [listed(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
 def read(kind: type[T], given: object, section: str = "") -> T:
     """Make the dataclass `kind` from a mapping; `section` prefixes the names in messages."""
     if not isinstance(given, Mapping):

@@ -21,7 +21,7 @@ from raptr.evaluation import finetuning, jobs
 from raptr.evaluation.encoder import load_encoder, tokenize
 from raptr.evaluation.finetuning import Request
 from raptr.evaluation.jobs import Judged
-from raptr.evaluation.run import finetune, finetune_all
+from raptr.evaluation.run import finetune_all
 from raptr.evaluation.tuning import Recipe, Tuning
 from raptr.models.export import save
 from raptr.report.runs import read_scores
@@ -52,10 +52,15 @@ def little(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_task(tmp_path_factory.mktemp("little"), opinions(64, 0), opinions(40, 1))
 
 
+def finetune(
+    model: Path, task: str, data: Path, out: Path | None = None, *, device: str = "cpu", jobs: int = 1, **wanted: Any
+) -> Judged:
+    request = Request(model, task, data, out, **wanted)
+    return finetune_all([request], device=device, jobs=jobs, console=QUIET)[0]
+
+
 def tuned(model: Path, data: Path, out: Path, **settings: Any) -> dict[str, Any]:
-    done = finetune(
-        model, settings.pop("name", "sst2"), data, out, console=QUIET, device="cpu", **{"recipe": SHORT, **settings}
-    )
+    done = finetune(model, settings.pop("name", "sst2"), data, out, **{"recipe": SHORT, **settings})
     assert done.record is not None
     return done.record
 
@@ -169,9 +174,7 @@ def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(finetuning, "write_json", write_and_stop)
-        part = finetune(
-            bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE], console=QUIET, device="cpu"
-        )
+        part = finetune(bert, "sst2", little, tmp_path / "part", recipe=SHORT, rates=[RATE])
     assert (part.finished, part.planned, part.stopped) == (1, 3, True)
     first = tmp_path / "part" / "jobs" / f"{RATE!r}-0.json"
     before = first.read_bytes()
@@ -208,7 +211,7 @@ def test_rates_can_be_compared_on_fewer_seeds(bert: Path, task: Path, tmp_path: 
     record = tuned(bert, task, tmp_path, **keys)
     assert [(row["rate"], row["seeds"]) for row in record["rows"]] == [(1e-7, 1), (RATE, 3)]
     assert best(record)["rate"] == RATE
-    again = finetune(bert, "sst2", task, tmp_path, recipe=SHORT, console=QUIET, device="cpu", **keys)
+    again = finetune(bert, "sst2", task, tmp_path, recipe=SHORT, **keys)
     assert (again.finished, again.planned) == (4, 4)
 
 
@@ -250,8 +253,8 @@ def test_several_at_once_stop_when_asked(
         return submit(self, *arguments)
 
     monkeypatch.setattr(Workers, "submit", submit_and_stop)
-    keys: dict[str, Any] = {"recipe": recipe, "rates": [RATE, 2 * RATE], "seeds": 1, "jobs": 2, "console": QUIET}
-    done = finetune(bert, "sst2", little, tmp_path, device="cpu", **keys)
+    keys: dict[str, Any] = {"recipe": recipe, "rates": [RATE, 2 * RATE], "seeds": 1, "jobs": 2}
+    done = finetune(bert, "sst2", little, tmp_path, **keys)
     assert (done.finished, done.planned, done.record) == (0, 2, None)
 
 
@@ -267,7 +270,7 @@ def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkey
     pretrain(Config.read(config), run, console=QUIET)
     data = make_task(tmp_path / "task", opinions(40, 0), opinions(40, 1))
     monkeypatch.chdir(tmp_path)
-    done: Judged = finetune(run, "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
+    done = finetune(run, "sst2", data, rates=[RATE], seeds=1, recipe=SHORT)
     assert done.folder == Path("runs/finetune/hamlet-sst2")
     assert done.record is not None
     assert done.record["model"]["type"] == "roberta-prelayernorm"
@@ -275,7 +278,7 @@ def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkey
     assert noted["score"] == best(done.record)["means"]["accuracy"]
     assert noted["constant"] == done.record["baseline"]["accuracy"]
     made = (run / "export" / "model.safetensors").stat().st_mtime_ns
-    again = finetune(run / "export", "sst2", data, rates=[RATE], seeds=1, recipe=SHORT, console=QUIET, device="cpu")
+    again = finetune(run / "export", "sst2", data, rates=[RATE], seeds=1, recipe=SHORT)
     assert (again.folder, again.record) == (done.folder, done.record)
     assert (run / "export" / "model.safetensors").stat().st_mtime_ns == made
 
@@ -364,7 +367,7 @@ def test_settings_that_are_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=match):
-        finetune(bert, "sst2", little, tmp_path / "out", console=QUIET, **settings)
+        finetune(bert, "sst2", little, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
 
 
@@ -386,7 +389,7 @@ def test_a_decoder_is_refused(tmp_path: Path, little: Path) -> None:
     folder.mkdir()
     save(LlamaForCausalLM(config), stock_tokenizer(), folder)
     with pytest.raises(ValueError, match=r"llama is a decoder \(llama\)"):
-        finetune(folder, "sst2", little, tmp_path / "out", console=QUIET)
+        finetune(folder, "sst2", little, tmp_path / "out")
     with pytest.raises(ValueError, match="is a decoder"):
         load_encoder(make_bert(tmp_path / "causal", is_decoder=True))
 
@@ -468,7 +471,7 @@ def test_a_folder_that_is_no_fine_tuning_is_refused(bert: Path, little: Path, tm
 
 def test_two_commands_in_one_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:
     with files.locked(tmp_path / ".lock", "held"), pytest.raises(ValueError, match=r"another process.*--out"):
-        finetune(bert, "sst2", little, tmp_path, console=QUIET)
+        finetune(bert, "sst2", little, tmp_path)
 
 
 def test_a_dev_file_of_choice(bert: Path, little: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Growth in the training loop: what is preserved, what the optimizer does next, and that no kill is noticed."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,43 +113,41 @@ class Killed(BaseException):
     ],
 )
 @pytest.mark.parametrize("saved", [1, 4])
-@pytest.mark.parametrize("moment", ["before", "inside", "after"])
 def test_a_kill_around_a_growth_is_not_noticed(
-    method: dict[str, Any],
-    saved: int,
-    moment: str,
-    store: TokenStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    method: dict[str, Any], saved: int, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints fall on the growth or not; the kill comes before it, halfway through its tensors, or a step later."""
     chosen = config(store, method, {"train": {"checkpoint_every": saved, "keep": 1}})
     _, weights = leg(chosen, tmp_path / "whole", store)
+    leg(chosen, tmp_path / "begun", store, GROWTHS[1] - 1)
+    for moment in ("before", "inside", "after"):
+        run = shutil.copytree(tmp_path / "begun", tmp_path / moment)
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "grow", partial(growing, moment))
+            patched.setattr(Trainer, "save", saving)
+            with pytest.raises(Killed):
+                leg(chosen, run, store)
+        assert checkpoint.steps(run / "checkpoints") == [GROWTHS[1]]
+        _, resumed = leg(chosen, run, store)
+        assert differing(weights, resumed) == [], moment
 
-    run, save = tmp_path / "killed", Trainer.save
 
-    def growing(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-        if moment == "inside":
-            into = dict(list(into.items())[: len(into) // 2])
-        state = {} if moment == "before" else growth_apply.grow(plan, old, into, model)
-        if moment != "after":
-            raise Killed
-        return state
+def growing(
+    moment: str, plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], model: Model
+) -> dict[str, Tensor]:
+    """Grow, with a kill at this moment of it; `after` grows and is killed by the next save."""
+    if moment == "inside":
+        into = dict(list(into.items())[: len(into) // 2])
+    state = {} if moment == "before" else growth_apply.grow(plan, old, into, model)
+    if moment != "after":
+        raise Killed
+    return state
 
-    def saving(trainer: Trainer) -> None:
-        if trainer.step > GROWTHS[1]:
-            raise Killed
-        save(trainer)
 
-    leg(chosen, run, store, GROWTHS[1] - 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "grow", growing)
-        patched.setattr(Trainer, "save", saving)
-        with pytest.raises(Killed):
-            leg(chosen, run, store)
-    assert checkpoint.steps(run / "checkpoints") == [GROWTHS[1]]
-    _, resumed = leg(chosen, run, store)
-    assert differing(weights, resumed) == []
+def saving(trainer: Trainer, save: Callable[[Trainer], None] = Trainer.save) -> None:
+    if trainer.step > GROWTHS[1]:
+        raise Killed
+    save(trainer)
 
 
 @pytest.mark.parametrize(("method", "sections"), CASES)
@@ -164,7 +164,7 @@ def test_a_run_costs_what_was_planned_and_ends_full(
     leg(chosen, tmp_path, store)
     dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
     made = chosen.make_method(dimensions)
-    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.targets}
+    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.objective.targets(24)}
     last, planned = records(tmp_path)[-1], planned_flops(dimensions, made, **cost)
     assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
     shown = plan(made, dimensions, **cost)

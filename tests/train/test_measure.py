@@ -72,7 +72,7 @@ def test_every_method_takes_as_long_as_its_steps(
     phases = chosen.make_method(dimensions).phases()
     assert [stage.steps for stage in measured.stages] == [phase.stop - phase.start for phase in phases]
     for stage, phase in zip(measured.stages, phases, strict=True):
-        cost = expected_flops(dimensions, phase, sequences=16, length=16, targets=chosen.targets).total
+        cost = expected_flops(dimensions, phase, sequences=16, length=16, targets=chosen.objective.targets(16)).total
         assert stage.step_seconds == pytest.approx(PACE * cost + UPDATE)
         assert stage.hours == pytest.approx(stage.steps * stage.step_seconds / 3600)
     assert measured.hours == pytest.approx(sum(stage.hours for stage in measured.stages))

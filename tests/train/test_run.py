@@ -47,6 +47,19 @@ def train(store: TokenStore, folder: Path, until: int | None = None, *, fresh: b
     return pretrain(config(store, **sections), folder, until=until, fresh=fresh, console=QUIET)
 
 
+@pytest.fixture(scope="module")
+def one_step(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one-step") / "run"
+    train(store, folder, 1, train={"device": "cpu"})
+    return folder
+
+
+@pytest.fixture
+def begun(one_step: Path, tmp_path: Path) -> Path:
+    """A run of which one step was trained, to be changed at will."""
+    return Path(shutil.copytree(one_step, tmp_path / "run"))
+
+
 def written(folder: Path) -> dict[str, Any]:
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert isinstance(saved, dict)
@@ -212,58 +225,52 @@ def test_data_that_nobody_named_are_refused(store: TokenStore, tmp_path: Path) -
 # A start on another machine
 
 
-def test_auto_goes_on_as_the_run_began(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(store, tmp_path / "run", 1)
-    rewrite(tmp_path / "run", precision="mixed")
+def test_auto_goes_on_as_the_run_began(store: TokenStore, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite(begun, precision="mixed")
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_available", lambda: True)
-        with RunFolder(tmp_path / "run").opened(config(store)) as settled:
+        with RunFolder(begun).opened(config(store)) as settled:
             assert (settled.train.device, settled.train.precision) == ("cpu", "mixed")
-    train(store, tmp_path / "run")
-    assert [start["precision"] for start in starts(tmp_path / "run")] == ["float32", "mixed"]
+    train(store, begun)
+    assert [start["precision"] for start in starts(begun)] == ["float32", "mixed"]
 
 
-def test_a_run_begun_on_a_gpu_goes_on_without_one_only_where_asked_to(store: TokenStore, tmp_path: Path) -> None:
-    train(store, tmp_path / "run", 1)
-    rewrite(tmp_path / "run", device="cuda", precision="bfloat16")
-    before = content(tmp_path / "run")
+def test_a_run_begun_on_a_gpu_goes_on_without_one_only_where_asked_to(store: TokenStore, begun: Path) -> None:
+    rewrite(begun, device="cuda", precision="bfloat16")
+    before = content(begun)
     with pytest.raises(ValueError, match=r"train\.device.*cuda.*--device.*train\.precision"):
-        train(store, tmp_path / "run")
-    assert content(tmp_path / "run") == before
+        train(store, begun)
+    assert content(begun) == before
     with pytest.warns(UserWarning, match=r"train\.device: was 'cuda', now 'cpu'"):
-        train(store, tmp_path / "run", 2, train={"device": "cpu"})
-    assert (starts(tmp_path / "run")[-1]["device"], starts(tmp_path / "run")[-1]["precision"]) == ("cpu", "bfloat16")
+        train(store, begun, 2, train={"device": "cpu"})
+    assert (starts(begun)[-1]["device"], starts(begun)[-1]["precision"]) == ("cpu", "bfloat16")
     with pytest.warns(UserWarning, match=r"train\.precision: was 'bfloat16', now 'float32'"):
-        train(store, tmp_path / "run", 3, train={"precision": "float32"})
-    train(store, tmp_path / "run")
+        train(store, begun, 3, train={"precision": "float32"})
+    train(store, begun)
 
 
 @pytest.mark.parametrize(("gpu", "expected"), [(None, ("cpu", "float32")), ("NVIDIA H200", ("cuda", "bfloat16"))])
 def test_a_run_from_before_devices_were_recorded(
-    gpu: str | None, expected: tuple[str, str], store: TokenStore, tmp_path: Path
+    gpu: str | None, expected: tuple[str, str], store: TokenStore, begun: Path
 ) -> None:
-    train(store, tmp_path / "run", 1)
-    rewrite(tmp_path / "run", device="auto", precision="auto")
-    saved = written(tmp_path / "run")
+    rewrite(begun, device="auto", precision="auto")
+    saved = written(begun)
     saved["model"].update(parts=None)
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(saved))
-    (tmp_path / "run" / "environment.json").write_text(json.dumps({"python": "3.11", "gpu": gpu}))
-    begun = RunFolder(tmp_path / "run").read()
-    assert (begun.train.device, begun.train.precision) == expected
+    (begun / "config.yaml").write_text(yaml.safe_dump(saved))
+    (begun / "environment.json").write_text(json.dumps({"python": "3.11", "gpu": gpu}))
+    found = RunFolder(begun).read().train
+    assert (found.device, found.precision) == expected
     if gpu is None:
-        assert train(store, tmp_path / "run").step == STEPS
-        assert [start.get("step") for start in starts(tmp_path / "run")] == [None, 1]
+        assert train(store, begun).step == STEPS
+        assert [start.get("step") for start in starts(begun)] == [None, 1]
 
 
 @pytest.mark.parametrize(("decay", "fraction"), [(None, 0.25), (3, 0.75), (0, 0.0), (1, 0.25)])
-def test_a_run_from_before_the_decay_was_a_fraction(
-    decay: int | None, fraction: float, store: TokenStore, tmp_path: Path
-) -> None:
-    train(store, tmp_path / "run", 1)
-    saved = written(tmp_path / "run")
+def test_a_run_from_before_the_decay_was_a_fraction(decay: int | None, fraction: float, begun: Path) -> None:
+    saved = written(begun)
     saved["optimizer"]["decay"] = decay
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert RunFolder(tmp_path / "run").read().optimizer.decay == fraction
+    (begun / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert RunFolder(begun).read().optimizer.decay == fraction
 
 
 # --fresh
@@ -337,19 +344,17 @@ def test_what_a_kill_leaves_of_the_first_write_is_no_strangers(store: TokenStore
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "train: [", "train: {steps: 3", "train: 3", "[" * 9000, "\x00", "a: 1"])
-def test_a_damaged_configuration_is_named(text: str, store: TokenStore, tmp_path: Path) -> None:
-    train(store, tmp_path / "run", 1)
-    (tmp_path / "run" / "config.yaml").write_text(text)
+def test_a_damaged_configuration_is_named(text: str, store: TokenStore, begun: Path) -> None:
+    (begun / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"run/config\.yaml"):
-        train(store, tmp_path / "run")
+        train(store, begun)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "[" * 99_999])
-def test_a_damaged_list_of_starts_is_named(text: str, store: TokenStore, tmp_path: Path) -> None:
-    train(store, tmp_path / "run", 1)
-    (tmp_path / "run" / "environment.json").write_text(text)
+def test_a_damaged_list_of_starts_is_named(text: str, store: TokenStore, begun: Path) -> None:
+    (begun / "environment.json").write_text(text)
     with pytest.raises(ValueError, match=r"run/environment\.json"):
-        train(store, tmp_path / "run")
+        train(store, begun)
 
 
 def without(key: str) -> Callable[[dict[str, Any]], object]:
@@ -371,16 +376,15 @@ def without(key: str) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_a_state_of_another_form_is_named(
-    change: Callable[[dict[str, Any]], object], named: str, store: TokenStore, tmp_path: Path
+    change: Callable[[dict[str, Any]], object], named: str, store: TokenStore, begun: Path
 ) -> None:
-    train(store, tmp_path / "run", 1)
-    path = tmp_path / "run" / "checkpoints" / "step-1"
+    path = begun / "checkpoints" / "step-1"
     state = json.loads((path / "state.json").read_text())
     change(state)
     (path / "state.json").write_text(json.dumps(state))
     (path / "manifest.json").write_bytes(checkpoint._manifest(checkpoint._contents(path)))
     with pytest.raises(ValueError, match=rf"step-1/state\.json.*{named}"):
-        train(store, tmp_path / "run")
+        train(store, begun)
 
 
 # What the function leaves, as the command does

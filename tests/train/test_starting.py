@@ -442,7 +442,7 @@ def test_a_plan_counts_the_model_in_the_folder(
     planned = json.loads(capsys.readouterr().out)
     config = Config.read(settings(start, text))
     dimensions = config.model.build(text.vocabulary.size, LENGTH)
-    step = flops(dimensions, Subnetwork.full(3), sequences=2, length=LENGTH, targets=config.targets)
+    step = flops(dimensions, Subnetwork.full(3), sequences=2, length=LENGTH, targets=config.objective.targets(LENGTH))
     assert (planned["layers"], planned["full_flops"]) == (3, 10 * step.total)
     assert call(monkeypatch, *asked, "--set", f"model.start={start}", "--size", "100m") == 2
     assert re.search(r"model\.size is '100m'.*llama", capsys.readouterr().err)

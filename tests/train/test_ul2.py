@@ -218,7 +218,7 @@ def test_time_is_measured_on_whole_cycles(monkeypatch: pytest.MonkeyPatch) -> No
 def test_recipes_have_micro_batches_of_whole_cycles(name: str) -> None:
     recipe = Config.read(RECIPES[name]())
     assert recipe.objective.name == "ul2"
-    assert recipe.targets == 192
+    assert recipe.step_load["targets"] == 192
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Looks) -> None:
     """Loss against the learning rate, the best one ringed; crosses on top diverged, losses on top lie above."""
     bottom, top = _limits(_ends(table), _ends(finals(table)))
     beyond = [row for row in table if row.loss and not row.diverged and row.loss.mean > top]
-    marks = ["×: a run diverged"] * any(row.diverged for row in table)
-    marks += ["▲: above the panel, with its loss"] * bool(beyond)
+    marks = ["×: a run diverged"] if any(row.diverged for row in table) else []
+    marks += ["▲: above the panel, with its loss"] if beyond else []
     named = f" ({'; '.join(marks)})" if marks else ""
     axes.set_title(f"loss at every learning rate{named}", fontsize=10, color=INK)
     axes.set_xlabel("peak learning rate", color=INK)

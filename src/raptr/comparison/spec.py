@@ -239,8 +239,7 @@ def cost(config: Config, vocabulary: int, steps: int) -> float:
     # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
     plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
     method = at(plain, steps=steps).make_method(dimensions)
-    batch: dict[str, Any] = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
-    return planned_flops(dimensions, method, **batch).total
+    return planned_flops(dimensions, method, **config.step_load).total
 
 
 def at(config: Config, *, steps: int | None = None, peak: float | None = None, seed: int | None = None) -> Config:

@@ -55,30 +55,29 @@ def finetune(
     is given again.
     """
     with importing():
-        from raptr.evaluation.run import finetune as run_finetuning
+        from raptr.evaluation.finetuning import Request
+        from raptr.evaluation.run import finetune_all
         from raptr.evaluation.summary import rich_table
         from raptr.evaluation.tuning import Recipe
     console = Console(stderr=True)
     recipe = Recipe(
         epochs=epochs, batch=batch, dropout=dropout, length=length, examples=examples, leading_space=leading_space
     )
+    request = Request(
+        model,
+        task,
+        data,
+        out,
+        recipe=recipe,
+        rates=rate or (),
+        seeds=seeds,
+        tune=tune,
+        texts=text or (),
+        label=label,
+        dev=dev,
+    )
     with work_in(out or Path("runs/finetune")):
-        done = run_finetuning(
-            model,
-            task,
-            data,
-            out,
-            recipe=recipe,
-            rates=rate or (),
-            seeds=seeds,
-            tune=tune,
-            texts=text or (),
-            label=label,
-            dev=dev,
-            device=device,
-            jobs=jobs,
-            console=console,
-        )
+        (done,) = finetune_all([request], device=device, jobs=jobs, console=console)
     if done.record is not None:
         Console().print(rich_table(done.record))
     _leave(console, done, "finetune")

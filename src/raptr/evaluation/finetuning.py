@@ -13,9 +13,9 @@ from typing import Any, final
 from raptr.evaluation.encoder import Encoder
 from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
 from raptr.evaluation.noting import note_scores
-from raptr.evaluation.reading import TaskData
-from raptr.evaluation.summary import as_json, best_rate, draw, rows
-from raptr.evaluation.tasks import Task
+from raptr.evaluation.reading import TaskData, read_task
+from raptr.evaluation.summary import best_rate, draw, rows
+from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, constant_answer
 from raptr.files import new_file, refuse_strange
 from raptr.report.plots import save
@@ -24,7 +24,6 @@ from raptr.train.run import environment
 NAME = "finetune"
 SETTINGS = "settings.json"
 RESULT = ("rate", "seed", "scores")  # what every job's file has
-SEEDS = 3
 MOST_SEEDS = 1000  # more is a slip
 
 Key = tuple[float, int]  # learning rate, seed
@@ -46,7 +45,7 @@ class Request:
     out: Path | None = None
     recipe: Recipe = field(default_factory=Recipe)
     rates: Sequence[float] = ()
-    seeds: int = SEEDS
+    seeds: int = 3
     tune: int | None = None
     texts: Sequence[str] = ()
     label: str | None = None
@@ -60,6 +59,10 @@ class Request:
             raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
             raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
+
+    def examples(self) -> TaskData:
+        """Read the task's files."""
+        return read_task(find_task(self.task), self.data, texts=self.texts, label=self.label, dev=self.dev)
 
 
 @final
@@ -133,7 +136,7 @@ class Finetuning:
         record = {
             **self._settings,
             "baseline": constant_answer(self.examples),
-            "rows": as_json(rows(jobs, self.task.metrics)),
+            "rows": [asdict(row) for row in rows(jobs, self.task.metrics)],
             "jobs": sorted(jobs, key=lambda job: (job["rate"], job["seed"])),
             "environment": environment(),
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.files import write_text
+from raptr.settings import flat
 
 LOCK = ".lock"
 
@@ -45,15 +46,8 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
 
 def refuse_changed(folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those of the jobs here; a model's name may change."""
-    before, after = _flat(earlier), _flat(now)
+    before, after = flat(earlier), flat(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and key != "model.name"]
     if changed:
         said = "; ".join(f"{key}: was {before.get(key)}, now {after.get(key)}" for key in changed[:3])
         raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

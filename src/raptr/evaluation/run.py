@@ -7,22 +7,20 @@ that serve all models and tasks: a process reads and tokenizes a task once.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from raptr.evaluation.encoder import Encoder, load_encoder
-from raptr.evaluation.finetuning import SEEDS, Finetuning, Key, Request
+from raptr.evaluation.finetuning import Finetuning, Key, Request
 from raptr.evaluation.jobs import LOCK, Judged
-from raptr.evaluation.reading import TaskData, read_task
-from raptr.evaluation.tasks import find_task
-from raptr.evaluation.tuning import Recipe, Tuning
+from raptr.evaluation.reading import TaskData
+from raptr.evaluation.tuning import Tuning
 from raptr.files import locked
 from raptr.train.run import find_device
 from raptr.train.safety import StopRequest
@@ -30,44 +28,6 @@ from raptr.train.workers import PATIENCE, Workers
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-
-
-def finetune(
-    model: Path,
-    task: str,
-    data: Path,
-    out: Path | None = None,
-    *,
-    recipe: Recipe | None = None,
-    rates: Sequence[float] = (),
-    seeds: int = SEEDS,
-    tune: int | None = None,
-    texts: Sequence[str] = (),
-    label: str | None = None,
-    dev: str | None = None,
-    device: str = "auto",
-    jobs: int = 1,
-    console: Console | None = None,
-    stop: StopRequest | None = None,
-) -> Judged:
-    """Fine-tune the encoder at every rate and seed that is not done yet, and write the record; see `Request`.
-
-    `jobs` fine-tunings are made at once, each in a process.
-    """
-    request = Request(
-        model,
-        task,
-        data,
-        out,
-        recipe=recipe or Recipe(),
-        rates=rates,
-        seeds=seeds,
-        tune=tune,
-        texts=texts,
-        label=label,
-        dev=dev,
-    )
-    return finetune_all([request], device=device, jobs=jobs, console=console, stop=stop)[0]
 
 
 def finetune_all(
@@ -117,9 +77,7 @@ def _prepared(requests: Sequence[Request]) -> list[Finetuning]:
     for request in requests:
         files = (request.task, request.data, *request.texts, request.label, request.dev)
         if files not in examples:
-            examples[files] = read_task(
-                find_task(request.task), request.data, texts=request.texts, label=request.label, dev=request.dev
-            )
+            examples[files] = request.examples()
         if request.model not in encoders:
             encoders[request.model] = load_encoder(request.model)
         prepared.append(Finetuning(request, encoders[request.model], examples[files]))
@@ -158,40 +116,27 @@ def _work(tuning: Tuning, one: Finetuning, keys: Sequence[Key], stop: StopReques
             bar.update(whole, completed=tuning.steps * number)  # a job that diverged ends early
 
 
-@final
-@dataclass(frozen=True)
-class _Source:
-    """What a process needs to read and tokenize a task for itself; the same for all models with this tokenizer."""
-
-    tokenizer: Path  # the folder of one of them
-    task: str
-    data: Path
-    texts: tuple[str, ...]
-    label: str | None
-    dev: str | None
-    recipe: Recipe
-    device: torch.device
-
-
 @lru_cache
-def _tuning(source: _Source) -> Tuning:
-    examples = read_task(find_task(source.task), source.data, texts=source.texts, label=source.label, dev=source.dev)
-    return Tuning(load_encoder(source.tokenizer), examples, source.recipe, source.device)
+def _tuning(shared: Request, device: torch.device) -> Tuning:
+    return Tuning(load_encoder(shared.model), shared.examples(), shared.recipe, device)
 
 
-def _tune(stop: StopRequest, source: _Source, model: Path, rate: float, seed: int) -> dict[str, Any] | None:
-    return _tuning(source).run(load_encoder(model), rate, seed, stop, lambda: None)
+def _tune(
+    stop: StopRequest, shared: Request, device: torch.device, model: Path, rate: float, seed: int
+) -> dict[str, Any] | None:
+    return _tuning(shared, device).run(load_encoder(model), rate, seed, stop, lambda: None)
 
 
-def _sources(prepared: Sequence[Finetuning], device: torch.device) -> list[_Source]:
+def _shared(prepared: Sequence[Finetuning]) -> list[Request]:
+    """By what a process reads and tokenizes each one's task: equal for models with one tokenizer, the first's."""
     first: dict[tuple[str, int], Path] = {}
-    sources = []
+    shared = []
     for one in prepared:
-        folder, request = one.encoder.folder, one.request
-        tokenizer = first.setdefault((folder.tokenizer_fingerprint, folder.longest()), folder.path)
-        named = (tuple(request.texts), request.label, request.dev)
-        sources.append(_Source(tokenizer, request.task, request.data, *named, request.recipe, device))
-    return sources
+        folder, asked = one.encoder.folder, one.request
+        model = first.setdefault((folder.tokenizer_fingerprint, folder.longest()), folder.path)
+        files: dict[str, Any] = {"texts": tuple(asked.texts), "label": asked.label, "dev": asked.dev}
+        shared.append(Request(model, asked.task, asked.data, recipe=asked.recipe, **files))
+    return shared
 
 
 def _at_once(
@@ -203,7 +148,7 @@ def _at_once(
     end: Callable[[int], None],
 ) -> None:
     """Do the jobs in several processes until asked to stop."""
-    sources = _sources(prepared, device)
+    shared = _shared(prepared)
     jobs = min(jobs, sum(len(one.missing()) for one in prepared))
     running: dict[Future[dict[str, Any] | None], tuple[int, Key]] = {}
 
@@ -221,7 +166,7 @@ def _at_once(
             # No more than can run at once: the last seeds of a model come before the first of the next.
             for number, key in islice(waiting(), jobs - len(running)):
                 model = prepared[number].encoder.folder.path
-                running[workers.submit(_tune, sources[number], model, *key)] = (number, key)
+                running[workers.submit(_tune, shared[number], device, model, *key)] = (number, key)
 
         submit()
         while running and not stop.asked:

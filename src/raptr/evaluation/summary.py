@@ -6,7 +6,7 @@ best. Intervals are Student's, over the seeds, as in comparisons.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, final
 
@@ -168,8 +168,3 @@ def draw(record: Mapping[str, Any]) -> Figure:
     room = max(1.0, 0.08 * (max(ends) - min(ends)))
     axes.set_ylim(max(min(ends) - room, -100.0 if metric != "accuracy" else 0.0), min(max(ends) + room, 100.0))
     return figure
-
-
-def as_json(table: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for a record."""
-    return [asdict(row) for row in table]

@@ -221,8 +221,8 @@ def workers(device: str) -> Iterator[Executor | None]:
         yield None
         return
     # Ctrl-C reaches every process of a terminal; only this one answers it.
-    deaf: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), **deaf) as pool:
+    ignore: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), **ignore) as pool:
         yield pool
 
 

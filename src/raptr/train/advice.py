@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from raptr.methods import METHODS
 from raptr.models.contract import ModelConfig
-from raptr.settings import check_choice, read
+from raptr.settings import check_choice, listed, read
 from raptr.subnetworks.schedule import Schedule, parse_sizes
 
 if TYPE_CHECKING:  # it imports this module
@@ -235,8 +235,8 @@ def matching(place: Place, method: Mapping[str, Any], steps: int, measured: Sequ
 
 def plain_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """A method's name with those of its settings that are not its defaults."""
-    defaults = {key: _listed(getattr(METHODS[name], key, None)) for key in settings}
-    given = {key: _listed(value) for key, value in settings.items()}
+    defaults = {key: listed(getattr(METHODS[name], key, None)) for key in settings}
+    given = {key: listed(value) for key, value in settings.items()}
     if given.get("lengths") == "equal" and given.get("average") is None:
         given["lengths"] = None  # which is what none means
     changed = {key: value for key, value in given.items() if value is not None and value != defaults[key]}
@@ -274,10 +274,6 @@ def _number(value: object) -> bool:
 
 def _rounded(value: float) -> int:
     return math.floor(value + 0.5)
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _short(value: float) -> str:

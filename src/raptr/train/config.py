@@ -14,7 +14,7 @@ from raptr.methods import Method, make_method
 from raptr.methods.axes import in_units, narrowed, widened
 from raptr.models.contract import ModelConfig
 from raptr.models.registry import FAMILIES
-from raptr.settings import nearest, read
+from raptr.settings import check_choice, flat, listed, nearest, read
 from raptr.train import advice
 from raptr.train.advice import AUTO
 from raptr.train.idle import Policy, needed
@@ -102,10 +102,7 @@ class TrainSettings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"train.device is {self.device!r}; allowed: auto, cpu, cuda")
-        if self.tracker not in TRACKERS:
-            raise ValueError(
-                f"train.tracker is {self.tracker!r}; {nearest(self.tracker, TRACKERS)}allowed: {', '.join(TRACKERS)}"
-            )
+        check_choice("train.tracker", self.tracker, TRACKERS)
 
     @property
     def eval_interval(self) -> int:
@@ -256,11 +253,11 @@ class Config:
         method = self.make_method(dimensions)
         return {
             "model": self.model.mapping(dimensions),
-            "method": {"name": method.name, **{key: _plain(value) for key, value in method.settings().items()}},
+            "method": {"name": method.name, **{key: listed(value) for key, value in method.settings().items()}},
             "data": self.data.mapping(),
             "objective": {key: value for key, value in asdict(self.objective).items() if value is not None},
             "optimizer": {**asdict(self.optimizer), "idle": self.idle(method)},
-            "train": {key: _plain(value) for key, value in asdict(self.train).items()},
+            "train": {key: listed(value) for key, value in asdict(self.train).items()},
         }
 
     def prepared(self, source: str) -> TokenStore:
@@ -283,9 +280,10 @@ class Config:
         return self.data.vocabulary if start is None else start_vocabulary(start) or self.data.vocabulary
 
     @property
-    def targets(self) -> float:
-        """The positions of a sequence at which the loss is taken; of a mixture, the mean over a cycle."""
-        return self.objective.targets(self.data.length)
+    def step_load(self) -> dict[str, Any]:
+        """What an optimizer step reads, as the functions of `flops` take it."""
+        length = self.data.length
+        return {"sequences": self.train.batch, "length": length, "targets": self.objective.targets(length)}
 
     def check_processes(self, count: int, *, sharded: bool) -> None:
         """Refuse a batch that so many processes cannot share evenly, and what weights in shards do not allow."""
@@ -376,22 +374,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
     if new.get("model", {}).get("dropout"):
         free -= {"train.accumulate"}  # what is dropped is drawn for each micro-batch
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     if "data.vocabulary" not in before or "data.vocabulary" not in after:
         free |= {"data.vocabulary"}  # of prepared text, whose fingerprint is compared instead
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = _plain(value)
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

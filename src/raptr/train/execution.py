@@ -232,8 +232,8 @@ class Gather(Execution):
         if key not in self._programs:
             if subnetwork.size < subnetwork.layers:
                 slots = self._slots.first(subnetwork.size)
-                wide = [gradient for slot in slots for gradient in slot.gradients]
-                program = _Program(self._forward, sign, [slot.block for slot in slots], self._shared, wide)
+                float32 = [gradient for slot in slots for gradient in slot.gradients]
+                program = _Program(self._forward, sign, [slot.block for slot in slots], self._shared, float32)
             else:
                 program = _Program(self._forward, sign, list(self._forward.model.blocks), self._shared, [])
             on_gpu = self._forward.device.type == "cuda"
@@ -258,7 +258,10 @@ class Gather(Execution):
 
 @final
 class _Program:
-    """The forward and backward pass through given blocks, for subnetworks of one signature."""
+    """The forward and backward pass through given blocks, for subnetworks of one signature.
+
+    Where the blocks' matrices are in half precision, their gradients are copied into the tensors `float32`.
+    """
 
     def __init__(
         self,
@@ -266,10 +269,10 @@ class _Program:
         sign: Signature,
         blocks: Sequence[nn.Module],
         shared: Sequence[Tensor],
-        wide: Sequence[Tensor],
+        float32: Sequence[Tensor],
     ) -> None:
         self.forward, self.parameters = forward, parameters_of(blocks)
-        self._sign, self._blocks, self._shared, self._wide = sign, blocks, shared, list(wide)
+        self._sign, self._blocks, self._shared, self._float32 = sign, blocks, shared, list(float32)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
@@ -288,10 +291,10 @@ class _Program:
         loss = self.forward(batch, blocks, given)
         matrices, vectors = parameters
         gradients = list(torch.autograd.grad(loss, [*self._shared, *matrices, *vectors]))
-        if self._wide:
-            here, wide = slice(len(self._shared), len(self._shared) + len(matrices)), self._wide[: len(matrices)]
-            torch._foreach_copy_(wide, gradients[here])
-            gradients[here] = wide
+        if self._float32:
+            first, count = len(self._shared), len(matrices)
+            torch._foreach_copy_(self._float32[:count], gradients[first : first + count])
+            gradients[first : first + count] = self._float32[:count]
         return loss.detach(), gradients
 
 

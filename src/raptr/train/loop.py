@@ -104,7 +104,7 @@ def pretrain(
         folder = RunFolder(run, writes=processes.first)
         opened.enter_context(memory_named(folder.checkpoints))
         opened.enter_context(reproducible(config.train.deterministic))
-        processes.agree(lambda: {"the settings": str(config.mapping())}, bool).settle()
+        processes.agree(lambda: {"the settings": str(config.mapping())}, lambda: False).settle()
         if advice:
             processes.from_first(lambda: say_start(config, run, console, fresh=fresh))
         settled = processes.from_first(lambda: opened.enter_context(folder.opened(config, fresh=fresh)))
@@ -161,7 +161,7 @@ class Trainer:
         self.build(self.method.shape(0))
         self.step, self.spent = 0, Flops(0, 0)
         self.eval_loss: float | None = None
-        self.settings = str(config.mapping())
+        self.settings_text = str(config.mapping())
         self.writer = Writer(processes, beside=settings.async_checkpoints)
         self.finite = FiniteCheck(device, folder.checkpoints)
         self.readout: Readout[dict[str, Any]] = Readout(device)
@@ -207,7 +207,7 @@ class Trainer:
                 self.folder.begin(self.config, self.store.path / TOKENIZER, start)
         phases = method.phases()
         starts, ends = [phase.start for phase in phases], {phase.stop for phase in phases}
-        planned = planned_flops(self.dimensions, method, **self._batch())
+        planned = planned_flops(self.dimensions, method, **self.config.step_load)
         bar = TrainingBar(
             console,
             steps=settings.steps,
@@ -264,7 +264,7 @@ class Trainer:
             more = step < self.config.train.steps
             drawn, read = (self.method.subnetwork(step).digest, self.data.digest(step)) if more else ("", "")
             told = {"number": str(step), "subnetwork": drawn, "batch": read}
-            told |= {"data": self.store.fingerprint, "settings": self.settings}
+            told |= {"data": self.store.fingerprint, "settings": self.settings_text}
             return {f"the {name} of step {step}": part for name, part in told.items()}
 
         return self.processes.agree(digests, lambda: stop.asked)
@@ -383,8 +383,4 @@ class Trainer:
 
     def cost(self, subnetwork: Subnetwork) -> Flops:
         """The FLOPs of an optimizer step under this subnetwork of the model as it is now."""
-        return flops(self.model.config, subnetwork, **self._batch())
-
-    def _batch(self) -> dict[str, Any]:
-        config = self.config
-        return {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
+        return flops(self.model.config, subnetwork, **self.config.step_load)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,8 +63,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
     console, device = console or Console(quiet=True), config.train.resolve_device()
     cuda = device.type == "cuda"
     dimensions = config.model.build(config.vocabulary_size(), config.data.length)
-    whole: dict[str, Any] = {"sequences": config.train.batch, "length": config.data.length, "targets": config.targets}
-    full = flops(dimensions, Subnetwork.full(dimensions.layers), **whole)
+    full = flops(dimensions, Subnetwork.full(dimensions.layers), **config.step_load)
     batch = config.train.batch if cuda else _affordable(config, full.total)
     timed = config
     if batch != config.train.batch:
@@ -83,7 +82,7 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
                 for number, phase in enumerate(phases, start=1):
                     status.update(f"timing stage {number} of {len(phases)} …")
                     pace, update = _time(trainer, phase)
-                    seconds = pace * expected_flops(dimensions, phase, **whole).total + update
+                    seconds = pace * expected_flops(dimensions, phase, **config.step_load).total + update
                     steps = phase.stop - phase.start
                     stages.append(StageTime(number, steps, seconds, seconds * steps / 3600))
         except torch.OutOfMemoryError as error:
@@ -154,11 +153,11 @@ def _affordable(config: Config, cost: float) -> int:
     for _ in range(4):
         matrix @ matrix
     seconds = cost * (time.perf_counter() - start) / (4 * 2 * 1024**3)
-    settings, cycle = config.train, config.objective.cycle
+    settings, samples = config.train, config.objective.cycle
     if seconds <= LONGEST:
         return settings.batch
-    wanted = max(SMALLEST, int(settings.batch * LONGEST / seconds)) // cycle * cycle
-    return min(settings.batch // settings.accumulate, max(cycle, wanted))
+    wanted = max(SMALLEST, int(settings.batch * LONGEST / seconds)) // samples * samples
+    return min(settings.batch // settings.accumulate, max(samples, wanted))
 
 
 def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials) -> TokenStore:

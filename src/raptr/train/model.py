@@ -12,7 +12,7 @@ from raptr.train.starting import with_start
 FAMILY = next(iter(FAMILIES))  # unless given
 FROM_DATA = ("vocabulary", "positions")  # dimensions of a model that are no settings
 MOST_LAYERS, MOST_WIDE = 10_000, 2**20  # more is a slip, and would fill the memory
-FREE = {"free": True}  # a resume may change it: only rounding follows from it (the data's fingerprint is compared)
+FREE = {"free": True}  # a resume may change it: the run computes the same up to rounding
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Replace what the optimizer keeps by these tensors; parameters that have none start afresh."""
-    places = {parameter: place for place, parameter in enumerate(_parameters(optimizer))}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    places = {parameter: place for place, parameter in enumerate(parameters)}
     named = {name: places[parameter] for name, parameter in model.named_parameters()}
     state: dict[int, dict[str, Tensor]] = {}
     for full, tensor in tensors.items():
@@ -177,10 +178,6 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
         state.setdefault(named[name], {})[kind] = tensor
     # torch puts each tensor where the class expects it: a fused kernel reads its step count on the GPU.
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:

@@ -52,10 +52,8 @@ class Plan:
 
 def plan_run(config: "Config") -> Plan:
     """What a run of this configuration costs."""
-    data = config.data
-    dimensions = config.model.build(config.vocabulary_size(), data.length)
-    method = config.make_method(dimensions)
-    return plan(method, dimensions, sequences=config.train.batch, length=data.length, targets=config.targets)
+    dimensions = config.model.build(config.vocabulary_size(), config.data.length)
+    return plan(config.make_method(dimensions), dimensions, **config.step_load)
 
 
 def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: float) -> Plan:

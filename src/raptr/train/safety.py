@@ -3,8 +3,8 @@
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import final
@@ -86,6 +86,17 @@ def reproducible(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """For a while, let this handler have SIGINT and SIGTERM."""
+    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
+
+
 @final
 class StopRequest:
     """Whether SIGTERM or Ctrl-C has asked the run to save and leave; after that, Ctrl-C leaves at once.
@@ -96,15 +107,9 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> AbstractContextManager[None]:
         """Take the signals over for a while, and give them back."""
-        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handled(self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:

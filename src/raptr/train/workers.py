@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, final
 
 import torch
 
-from raptr.train.safety import StopRequest
+from raptr.train.safety import StopRequest, handled
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Lock as SharedLock
@@ -34,15 +34,15 @@ class Workers:
     def __init__(self, jobs: int, device: torch.device) -> None:
         self._jobs = jobs
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        ear, self._mouth = context.Pipe(duplex=False)
-        given = (ear, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
+        receiver, self._sender = context.Pipe(duplex=False)
+        given = (receiver, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
         self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given)
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._mouth.close()
+        self._sender.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise ValueError(
@@ -60,27 +60,23 @@ class Workers:
         """
         # Processes start here and inherit this: what a terminal, `timeout` or Slurm sends to all of them is for the
         # parent alone to hear, which asks them to stop.
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled(signal.SIG_IGN):
             return self._pool.submit(_call, function, arguments, named)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 _asked, _busy = StopRequest(), Lock()  # of a process that works for another
 
 
-def _start(ear: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
+def _start(receiver: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # those of tokenizers
-    Thread(target=_listen, args=(ear,), daemon=True).start()
+    Thread(target=_listen, args=(receiver,), daemon=True).start()
     with turn:
         torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
 
 
-def _listen(ear: Connection) -> None:
-    ear.poll(None)  # returns when the other end is closed
+def _listen(receiver: Connection) -> None:
+    receiver.poll(None)  # returns when the other end is closed
     _asked.asked = True
     parent = multiprocessing.parent_process()
     if parent is not None:

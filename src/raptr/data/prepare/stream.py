@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, final
+from itertools import repeat
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,8 +142,7 @@ class Seen:
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
     """The same items, read by another thread up to `depth` in advance."""
     # One thread, so the calls of `next` come one after the other and their results in order.
-    calls: Iterator[Any] = iter(int, 1)
-    for item, _ in in_order(lambda _: next(items, None), calls, workers=1, depth=depth):
+    for item, _ in in_order(lambda _: next(items, None), repeat(None), workers=1, depth=depth):
         if item is None:
             return
         yield item

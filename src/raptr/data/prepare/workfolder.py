@@ -30,9 +30,9 @@ def naming(work: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        hint = ". Free some space and give the same command again to continue"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OSError(error.errno, f"{error.strerror or error}{hint * full}", str(work)) from error
+        hint = ". Free some space and give the same command again to continue" if full else ""
+        raise OSError(error.errno, f"{error.strerror or error}{hint}", str(work)) from error
 
 
 @contextmanager
