@@ -28,9 +28,7 @@ FullStartOption = Annotated[
 ]
 MethodOption = Annotated[
     str | None,
-    typer.Option(
-        help=f"The training method: {', '.join(METHODS)}, or auto: the best that was measured near this size."
-    ),
+    typer.Option(help=f"The training method: {', '.join(METHODS)}, or auto: the best in the nearest measurement."),
 ]
 FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]

@@ -176,7 +176,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings; `auto` takes what was measured to be best."""
+    """A complete run. `method` holds the method's name and its settings; `auto` takes the best that was measured."""
 
     train: TrainSettings
     model: ModelSettings = field(default_factory=ModelSettings)
