@@ -88,7 +88,7 @@ def test_a_decoder_from_text_to_report(
     (row,) = json.loads((run / "report" / "table.json").read_text())
     assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (last["perplexity"], last["bits_per_byte"])
     assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    assert f"{last['loss']:.4f} nats a token" in (run / "export" / "README.md").read_text()
+    assert f"{last['loss']:.4f} nats per token" in (run / "export" / "README.md").read_text()
 
 
 def test_an_unforeseen_error_says_where_the_run_is(
