@@ -89,7 +89,7 @@ def test_a_decoder_from_text_to_report(
     (row,) = json.loads((run / "report" / "table.json").read_text())
     assert (row["eval_perplexity"], row["eval_bits_per_byte"]) == (last["perplexity"], last["bits_per_byte"])
     assert json.loads((run / "export" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    assert f"{last['loss']:.4f} nats a token" in (run / "export" / "README.md").read_text()
+    assert f"{last['loss']:.4f} nats per token" in (run / "export" / "README.md").read_text()
 
 
 def test_an_unforeseen_error_says_where_the_run_is(
@@ -211,7 +211,7 @@ def test_a_size_carries_over_to_another_family(
     assert re.search(r"model.size is 'base'.*100m", capsys.readouterr().err.replace("\n", " "))
 
 
-COMMANDS = ["pretrain", "plan", "prepare", "export", "study", "compare", "finetune", "report"]
+COMMANDS = ["pretrain", "plan", "prepare", "export", "study", "compare", "finetune", "fewshot", "report"]
 
 
 @pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)])
@@ -220,6 +220,19 @@ def test_help(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pyt
     shown = capsys.readouterr().out
     assert "Usage: raptr" in shown
     assert all(command in shown for command in ([] if arguments else [*COMMANDS, "Exit codes: 0", "--show-completion"]))
+
+
+@pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)])
+def test_help_fits_in_80_columns_and_flags_have_no_value(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call(monkeypatch, *arguments, "--help") == 0
+    shown = capsys.readouterr().out
+    options = re.findall(r"--[a-z-]+ .*", shown)
+    assert re.search(r"--help +Show this message", shown)
+    assert not [line for line in options if re.search(r"<bool>|BOOLEAN|list\[", line)]
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_help_shows_defaults_that_are_computed(

@@ -1,5 +1,6 @@
 """Files and folders are whole or not there. `tests/train/test_checkpoint.py` stops each call of a save in turn."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_a_folder_or_a_file_is_held_by_one(name: str, tmp_path: Path) -> None:
     with locked(path, "held"), pytest.raises(ValueError, match=r"^held$"), locked(path, "held"):
         pass
     with locked(path, "held"):
+        pass
+
+
+def test_a_file_that_another_process_removed_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock = tmp_path / ".lock", fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        path.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    with pytest.raises(ValueError, match=r"^held$"), locked(path, "held"):
         pass
 
 

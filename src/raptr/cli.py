@@ -24,6 +24,7 @@ from raptr.failures import EXIT_CODES, importing, reported, work_in
 from raptr.objectives import SPECIALS, specials_of
 from raptr.options import (
     AverageOption,
+    Commands,
     FamilyOption,
     FullStartOption,
     LengthsOption,
@@ -38,6 +39,7 @@ from raptr.recipes import FIRST, RECIPES
 from raptr.studies.command import study
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # "rich" would drop what stands in square brackets

@@ -120,6 +120,8 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise ValueError(refusal) from None
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+            raise ValueError(refusal)  # who held it removed or renamed it meanwhile
         yield
     finally:
         os.close(descriptor)

@@ -1,8 +1,9 @@
 """Options that several commands have. No torch: the help lists methods, families and sizes."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from raptr.methods import METHODS
 from raptr.models.registry import FAMILIES, sizes_help
@@ -27,9 +28,7 @@ FullStartOption = Annotated[
 ]
 MethodOption = Annotated[
     str | None,
-    typer.Option(
-        help=f"The training method: {', '.join(METHODS)}, or auto: the best that was measured near this size."
-    ),
+    typer.Option(help=f"The training method: {', '.join(METHODS)}, or auto: the best in the nearest measurement."),
 ]
 FamilyOption = Annotated[str | None, typer.Option(help=f"The kind of model: {', '.join(FAMILIES)}.")]
 SizeOption = Annotated[str | None, typer.Option(help=f"The model's size ({sizes_help()}).")]
@@ -46,3 +45,23 @@ SetOption = Annotated[
     ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
+
+
+class Commands(TyperGroup):
+    """The commands. Flags take no value, so their help names none, where typer would show <bool>."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_values(command.get_params(ctx))
+        return command
+
+
+def _without_values(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params

@@ -109,11 +109,23 @@ def test_the_table_and_the_chart() -> None:
     found = record(
         job("[a]", [1, 1, 0, 0]), job("b", [1, 1, 1, 0]), job("[a]", [1, 0], "drop"), job("b", [1, 0], "drop")
     )
-    table: Any = rich_tables(found).renderables[0]
-    cells = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
-    assert cells["task"] == ["boolq", "", "drop", "", "Avg.", ""]
-    assert cells["model"] == ["[a]", "b"] * 3
-    assert cells["score, %"][0].startswith("50.0 ± ")
+    tables: list[Any] = list(rich_tables(found).renderables[:2])
+    scores, bits = (
+        {str(column.header): [str(cell) for cell in column.cells] for column in table.columns} for table in tables
+    )
+    assert [str(table.title) for table in tables] == [
+        "1-shot, score in %; differences to [a]",
+        "1-shot, bits/byte; differences to [a]",
+    ]
+    assert scores["task"] == ["boolq", "acc", "n 4", "drop", "acc", "n 2", "Avg.", "mean"]
+    assert scores["model"] == [*["[a]", "b", "best constant answer"] * 2, "[a]", "b"]
+    assert scores["score, %"][0].startswith("50.0 ± ")
+    assert scores["score, %"][2] == "50.0"
+    assert scores["difference"][0] == "–"
+    assert scores["difference"][1].startswith("+25.0 ± ")
+    assert bits["task"] == ["boolq", "", "drop", "", "Avg.", ""]
+    assert bits["model"] == ["[a]", "b"] * 3
+    assert bits["bits/byte"][0] == "2.000 ± 0.000"
     axes = draw(found).axes
     assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["boolq", "drop", "Avg."]
     assert [bar.get_height() for bar in axes[0].patches] == pytest.approx([50, 75, 50, 50, 50, 62.5])  # type: ignore[attr-defined]
@@ -127,3 +139,25 @@ def test_the_table_of_one_model_breaks_no_word_in_80_columns() -> None:
     for word in ("decoder-demo-raptr, 1-shot", "superglue", "storycloze", "score, %", "constant", "bits/byte"):
         assert word in shown
     assert re.search(r"boolq +│ acc +│ +4 │ +50\.0 ± \d+\.\d │", shown)
+
+
+@pytest.mark.parametrize("attention", [["causal"], ["prefix"], ["causal", "prefix"]])
+def test_the_tables_of_several_models_break_no_word_in_80_columns(attention: list[str]) -> None:
+    names = ("full", "decoder-mini-raptr", "progressive stacking")
+    tasks = ("boolq", "cb", "lambada_cloze")
+    right, wrong, bits = [1.0] * 5 + [0.0] * 5, [0.0] * 5 + [1.0] * 5, [1.0, 200.0] * 5
+    jobs = [
+        job(name, right if name == "full" else wrong, task, metric="exact_match", attention=kind, bits=bits)
+        for name in names
+        for kind in attention
+        for task in tasks
+    ]
+    for one in jobs:
+        one["constant"]["scores"]["exact_match"] = 0.5
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(rich_tables(record(*jobs)))
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    for word in (*tasks, "superglue", "exact_match", "n 10", "decoder-mini-raptr", "stacking", "difference", "chance"):
+        assert re.search(rf"[ │]{re.escape(word)}[ ,│]", shown), word
+    assert re.search(r"│ +50\.0 ± \d+\.\d │ +\+0\.0 ± \d+\.\d │", shown)

@@ -1,5 +1,7 @@
 """The paper's runs, as its tables and appendix state them, and what all recipes have in common."""
 
+from dataclasses import replace
+
 import pytest
 
 from raptr.objectives.registry import OBJECTIVES
@@ -20,6 +22,17 @@ def test_bert_large_spends_the_layer_flops_of_the_papers_625k_steps_of_full_trai
 @pytest.mark.parametrize("name", RECIPES)
 def test_only_demos_name_their_text(name: str) -> None:
     assert Config.read(RECIPES[name]()).data.source == ("builtin" if name.endswith("demo") else None)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_is_evaluated_twenty_times_and_a_short_one_less_often(name: str) -> None:
+    train = Config.read(RECIPES[name]()).train
+    assert train.eval_interval == train.steps // 20
+    for steps in (1, 20, 40):  # no evaluation reads more sequences than were trained on since the last one
+        short = replace(train, steps=steps)
+        assert short.eval_interval * short.batch >= short.eval_samples
+        assert (short.eval_interval - 1) * short.batch < short.eval_samples
+    assert replace(train, eval_every=1).eval_interval == 1
 
 
 @pytest.mark.parametrize("objective", FIRST)

@@ -1,5 +1,6 @@
 """The two-neuron theorem: gradients, limits, exponents, the saddle, the bound, and a study that goes on."""
 
+import json
 import math
 from pathlib import Path
 
@@ -293,3 +294,10 @@ def test_the_small_study_writes_numbers_and_a_figure(tmp_path: Path) -> None:
     folder = conduct(boolean.BOOLEAN, tmp_path, seeds=1, small=True, device="cpu", console=Console(quiet=True))
     assert {"result.json", "boolean.png"} <= {path.name for path in folder.iterdir()}
     assert (folder / "boolean.png").stat().st_size > 50_000
+    result = json.loads((folder / "result.json").read_text())
+    *_, needed = boolean.draw(result).axes
+    etas = [row["eta"] for row in result["steps"]]
+    low, high = needed.get_xlim()
+    assert low > 0.8 / max(etas)  # no panel that is mostly empty
+    assert high < 1.2 / min(etas)
+    assert [label.get_text() for label in needed.get_xticklabels()] == [f"{eta:g}" for eta in etas]

@@ -160,4 +160,10 @@ def test_result_has_every_case_with_intervals(tmp_path: Path, monkeypatch: pytes
         fit = case["gap_exponent"]
         assert fit["low"] < fit["mean"] < fit["high"]
         assert case["growth"] == ("exponent" if ARCHITECTURES[case["architecture"]].norm else "doublings a layer")
-    assert isinstance(linear.plot(result), Figure)
+    figure = linear.plot(result)
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    gap, gaps = figure.axes[2], figure.axes[4]
+    labels = [label.get_text() for label in gap.get_yticklabels(which="both") if label.get_text()]
+    assert labels == [f"{float(label):g}" for label in labels]  # plain numbers, none as a product with a power of ten
+    assert gaps.get_ylim()[0] == pytest.approx(max(1e-3, gaps.dataLim.y0 / 8))

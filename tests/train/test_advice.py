@@ -150,7 +150,7 @@ def test_plan_says_what_auto_rests_on_and_what_it_costs(
     assert "your run has" not in near
     far = said(monkeypatch, capsys, "--method", "auto", "--size", "large", "--steps", "5000")
     assert "progressive-stacking 6-12-24" in far
-    assert "your run has 24 layers of width 1024 and 0.54 tokens per weight, so the choice is a guess there." in far
+    assert "your run has 24 layers of width 1024 and 0.54 tokens per weight, so the choice is a guess." in far
     init = ["--set", "model.init=fan-in"]
     assert "model.init bert" in said(monkeypatch, capsys, "--method", "auto", *MEASURED, *init, "--steps", "5000")
     kind = said(monkeypatch, capsys, "--method", "auto", "--family", "decoder", "--size", "mini", "--steps", "5000")

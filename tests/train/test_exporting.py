@@ -109,14 +109,15 @@ def test_card_has_the_numbers_of_the_run(run: Path) -> None:
     assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"
     for line in (
         "# hamlet",
-        "| layers | 6 layers |",
-        "| steps | 8 of 8, 4 sequences each |",
-        "| method | raptr (sched",
+        "| layers | 6 |",
+        "| attention heads | 4, each of size 4 |",
+        "| training method | raptr (schedule 3-4-5-6, scaling sqrt) |",
+        "| training steps | 8 of 8, each on 4 sequences of 16 tokens |",
     ):
         assert f"\n{line}" in text
-    assert f"| held-out loss | {found.state['eval_loss']:.4f} nats a masked token" in text
+    assert f"| held-out loss | {found.state['eval_loss']:.4f} nats per masked token" in text
     part = (export(run, layers=2) / "README.md").read_text()
-    assert "\n| layers | 2 of 6 layers (1, 6) |" in part
+    assert "\n| layers | 2 of the trained model's 6: 1, 6 |" in part
     assert "this part was not measured" in part
     assert "this part was not measured" not in text
 

@@ -262,7 +262,7 @@ def test_everything_kept_trains_as_full_bit_for_bit(family: str, stores: dict[st
 
 def test_golden_losses(store: TokenStore, tmp_path: Path) -> None:
     """A change that should not alter the computation shows the same losses."""
-    leg(config({"name": "raptr", "scaling": "sqrt"}), tmp_path, store)
+    leg(config({"name": "raptr", "scaling": "sqrt"}, train={"eval_every": 1}), tmp_path, store)
     golden = json.loads((Path(__file__).parents[1] / "golden" / "losses.json").read_text())
     losses = {"train": [], "eval": []}  # type: dict[str, list[float]]
     for record in records(tmp_path):

@@ -312,6 +312,21 @@ def test_fresh_removes_nothing_before_everything_was_checked(
     assert content(tmp_path / "run") == before
 
 
+def test_a_refused_start_leaves_nothing_behind(store: TokenStore, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.yaml").write_text("lr: 0.1\n")
+    (theirs / "environment.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (tmp_path / "runs" / "new", empty, theirs):
+        with pytest.raises(ValueError):
+            train(store, folder, data={"source": None})
+    assert sorted(tmp_path.rglob("*")) == before
+    assert train(store, empty).step == STEPS
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -74,7 +74,9 @@ def limits(records: Records) -> str:
     ]
     said[0] += f", {_listed(kinds)}."
     said.append(f"**Not measured**: any other size or length; {_listed(others)}." if others else "")
-    said.append("There `--method auto` goes by what was measured nearest and says how far that is from your run.")
+    said.append(
+        "There `--method auto` takes the method that was best in the nearest measurement, and says so when that is far."
+    )
     methods = {row.method["name"] for row in rows} | {"full"}
     if missing := [f"`{name}`" for name in METHODS if name not in methods]:
         said.append(f"No measurement yet: {_listed(missing)}.")

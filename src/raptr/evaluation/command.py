@@ -24,8 +24,9 @@ def finetune(
     rate: Annotated[
         list[float] | None,
         typer.Option(
+            metavar="<float>",
             help="A learning rate to try; repeatable. [default: 1e-5, 2e-5, 3e-5, 5e-5; with a width of up to 512 "
-            "also 1e-4, 3e-4]"
+            "also 1e-4, 3e-4]",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds at each learning rate.")] = 3,
@@ -42,7 +43,8 @@ def finetune(
         bool, typer.Option("--leading-space", help="Put a space before each text, for byte-level tokenizers.")
     ] = False,
     text: Annotated[
-        list[str] | None, typer.Option(help="The column of a text; given twice for two. [default: looked for]")
+        list[str] | None,
+        typer.Option(metavar="<str>", help="The column of a text; given twice for two. [default: looked for]"),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label. [default: looked for]")] = None,
     dev: Annotated[str | None, typer.Option(help="The dev file, such as dev_mismatched. [default: looked for]")] = None,
@@ -96,7 +98,7 @@ def fewshot(
     examples: Annotated[int | None, typer.Option(help="Score this many examples of each task. [default: all]")] = None,
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="causal or prefix; repeatable. [default: causal, with UL2 models both]"),
+        typer.Option(metavar="<str>", help="causal or prefix; repeatable. [default: causal, with UL2 models both]"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go. [default: runs/fewshot/MODELS]")] = None,
     batch: Annotated[int, typer.Option(help="Prompts at once.")] = 16,

@@ -25,7 +25,7 @@ def demo() -> Recipe:
 
 
 def bert_mini() -> Recipe:
-    """A 12-layer BERT of width 256, for one GPU, by the method that was measured to be best near this size.
+    """A 12-layer BERT of width 256, for one GPU, by the method that was best in the nearest measurement.
 
     Command: raptr pretrain bert-mini --data FOLDER
     """

@@ -26,7 +26,7 @@ def decoder_demo() -> Recipe:
 
 
 def decoder_mini() -> Recipe:
-    """A 12-layer decoder of width 256, for one GPU, by the method that was measured to be best near this size.
+    """A 12-layer decoder of width 256, for one GPU, by the method that was best in the nearest measurement.
 
     Command: raptr pretrain decoder-mini --data FOLDER
     """

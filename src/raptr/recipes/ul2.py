@@ -13,7 +13,7 @@ ADAFACTOR = {"name": "adafactor", "peak": 1e-2, "decay_shape": "cosine", "floor"
 def ul2_small() -> Recipe:
     """A 12-layer decoder of width 512 on UL2's denoisers, for about ten minutes on one GPU; not run yet.
 
-    The method is the one that was measured to be best near this size. At width 256 the paper's learning rate of 0.01
+    The method is the one that was best in the nearest measurement. At width 256 the paper's learning rate of 0.01
     was too low; 0.02 and 0.04 were best, and 0.08 diverged.
 
     Command: raptr pretrain ul2-small --data FOLDER

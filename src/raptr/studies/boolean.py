@@ -370,11 +370,13 @@ def _draw_steps(axes: Axes, result: dict[str, Any]) -> None:
         inverse, times = _column(rows, name, lambda eta, count: (1 / eta, eta * count))
         axes.loglog(inverse, times, color=colour, marker=marker, markersize=5, label=f"{label}: as {law}")
     axes.axhline(10, color=GREY, linestyle="--", linewidth=1, label="Θ(1/η) steps, the claim: level")
-    ticks = (0.1, 0.03, 0.01, 0.003, 0.001)
-    axes.set_xticks([1 / eta for eta in ticks], [str(eta) for eta in ticks])
+    etas = [row["eta"] for row in rows]
+    ticks = etas if len(etas) < 5 else (0.1, 0.03, 0.01, 0.003, 0.001)
+    axes.set_xticks([1 / eta for eta in ticks], [f"{eta:g}" for eta in ticks])
     axes.minorticks_off()
     axes.set(xlabel="η (smaller to the right)", ylabel="η·t until the error is η")
     axes.set_title("Time to an error of η", **TITLE)
+    axes.set_ylim(top=axes.get_ylim()[1] * (1 if len(etas) > 4 else 40))  # few points leave no room for the legend
     axes.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=INK)
 
 

@@ -18,7 +18,7 @@ def study(
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
     steps: Annotated[
-        list[int] | None, typer.Option(help="For polynomial-length: a length of the runs; repeatable.")
+        list[int] | None, typer.Option(metavar="<int>", help="For polynomial-length: a length of the runs; repeatable.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),

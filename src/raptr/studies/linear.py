@@ -343,7 +343,11 @@ def plot(result: dict[str, Any]) -> Figure:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}" if axes is not kinds else "{x:.0e}")
-    gaps.set_ylim(1e-3, 4)
+    low, high = gap.get_ylim()
+    two_decades = high > 100 * low  # with fewer, powers of ten are too few labels
+    gap.yaxis.set_minor_formatter("" if two_decades else lambda at, _: f"{at:g}" if f"{at:e}"[0] in "25" else "")
+    gap.tick_params(axis="y", which="minor", labelsize=9, labelcolor=INK)
+    gaps.set_ylim(max(1e-3, gaps.dataLim.y0 / 8), 4)  # room for the legend
     titles = {
         norms: f"Norm after layer ℓ (residual + norm, d = {width})",
         psi: f"Ψ of layer ℓ, L = {depth} (residual + norm)",

@@ -43,7 +43,8 @@ def plot(result: dict[str, Any]) -> Figure:
     for name, numbers in result["methods"].items():
         runs, look = numbers["runs"], {"color": COLOURS[name], "zorder": 2 + len(COLOURS) - list(COLOURS).index(name)}
         mean, deviation = numbers["loss"]
-        reached = "diverged" if mean is None else f"{mean:.3g} ± {deviation:.2g}"
+        error = f" ± {deviation:.2g}" if len(runs) > 1 else ""
+        reached = "diverged" if mean is None else f"{mean:.3g}{error}"
         label = f"{name}, {numbers['relative_flops']:.3f} of the FLOPs: final loss {reached}"
         curves = [np.array([run["loss"] for run in runs], dtype=float)]
         curves += [np.array([run["error"] for run in runs], dtype=float)[:, :, group].mean(2) for group in groups]
@@ -60,7 +61,8 @@ def plot(result: dict[str, Any]) -> Figure:
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     layers, seeds = result["setting"]["layers"], result["seeds"]
-    _headline(figure, f"Polynomials of degree 1 to {degrees}, {layers} layers: mean and deviation over {seeds} seeds")
+    over = "one seed" if seeds == 1 else f"mean and deviation over {seeds} seeds"
+    _headline(figure, f"Polynomials of degree 1 to {degrees}, {layers} layers: {over}")
     return figure
 
 
@@ -113,5 +115,6 @@ def plot_lengths(result: dict[str, Any]) -> Figure:
             courses.plot(run["steps"], np.array(run["loss"], dtype=float), **look)
     figure.legend(*ends.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     degrees, seeds = result["setting"]["degrees"], result["seeds"]
-    _headline(figure, f"Polynomials of degree 1 to {degrees}, runs of different lengths: mean of {seeds} seeds")
+    over = "one seed" if seeds == 1 else f"mean of {seeds} seeds"
+    _headline(figure, f"Polynomials of degree 1 to {degrees}, runs of different lengths: {over}")
     return figure

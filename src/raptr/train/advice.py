@@ -24,10 +24,10 @@ from raptr.subnetworks.schedule import Schedule, parse_sizes
 if TYPE_CHECKING:  # it imports this module
     from raptr.train.config import Config
 
-AUTO = "auto"  # method.name: take what was measured to be best
+AUTO = "auto"  # method.name: take what was best in the nearest measurement
 TABLE = Path(__file__).with_name("measured.json")
 SEEDS = 3  # fewer are a lead
-NEAR = 2.0  # a size or a length that differs by a larger factor is far from what was measured
+NEAR = 2.0  # a measurement is far where depth, width or tokens per weight differ by a larger factor
 REACH = 4.0  # methods that were measured within this factor are compared with each other
 SAME = 1.005  # relative steps that count as the same
 OF_STEPS = ("full_start", "mask_steps")  # settings that are a number of steps

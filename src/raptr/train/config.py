@@ -74,7 +74,7 @@ class TrainSettings:
     reduce: Literal["float32", "bfloat16"] = field(default="float32", metadata=FREE)  # sums of gradients between them
     shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
     timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
-    eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run
+    eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run, less in a short one
     eval_samples: int = field(default=256, metadata=FREE)
     eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
     checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
@@ -106,8 +106,8 @@ class TrainSettings:
 
     @property
     def eval_interval(self) -> int:
-        """Steps between two evaluations (stage ends come on top)."""
-        return self.eval_every or max(1, self.steps // 20)
+        """Steps between two evaluations (stage ends come on top); they train on no fewer sequences than one reads."""
+        return self.eval_every or max(self.steps // 20, math.ceil(self.eval_samples / self.batch))
 
     @property
     def checkpoint_interval(self) -> int:
@@ -173,7 +173,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings; `auto` takes what was measured to be best."""
+    """A complete run. `method` holds the method's name and its settings; `auto` takes the best that was measured."""
 
     train: TrainSettings
     model: ModelSettings = field(default_factory=ModelSettings)

@@ -109,11 +109,11 @@ def _note(place: Place, own: dict[str, Any], steps: int, found: Measured) -> lis
 
 
 def _far(place: Place, measured: Place) -> list[str]:
-    """That a run is far from what was measured."""
+    """That the measurement is far from a run."""
     if not measured.near(place):
         kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
-        far = f"That was measured at {measured}{kinds[0]}; your run has {place}{kinds[1]}"
-        return [f"{far}, so the choice is a guess there."]
+        far = f"That measurement is far: {measured}{kinds[0]}; your run has {place}{kinds[1]}"
+        return [f"{far}, so the choice is a guess."]
     if measured.init != place.init:
         return [f"That was measured with model.init {measured.init}; your run has {place.init}."]
     return []

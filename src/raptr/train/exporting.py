@@ -19,8 +19,9 @@ from raptr.models.contract import ModelConfig
 from raptr.models.export import Exporter, save
 from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
+from raptr.train.advice import plain_settings
 from raptr.train.checkpoint import Checkpoint
-from raptr.train.config import Config
+from raptr.train.config import BUILTIN, Config
 from raptr.train.loading import load_model
 from raptr.train.run import RunFolder
 
@@ -111,25 +112,29 @@ def card(
     name: str, config: Config, dimensions: ModelConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
 ) -> str:
     """The model card: what the model is, how it was trained, what it reached, how to load it."""
-    settings = {key: value for key, value in config.mapping()["method"].items() if value is not None and key != "name"}
+    method, *settings = plain_settings(config.method["name"], config.mapping()["method"]).items()
+    chosen = ", ".join(f"{key} {value}" for key, value in settings)
     progress = found.progress()
     loss = progress.eval_loss
     target, mixture = config.objective.kind.target, config.objective.mixture or {}
-    reached = "not measured" if loss is None else f"{loss:.4f} nats a {target}, the last measured by this step"
-    of = "" if measured else " (that of the full model: this part was not measured)"
+    reached = "not measured" if loss is None else f"{loss:.4f} nats per {target}, as last measured up to this step"
+    of = "" if measured else " (of the full model: this part was not measured)"
     kept = ", ".join(str(layer + 1) for layer in part.kept)
-    depth = f"{part.size} layers" if part.size == part.layers else f"{part.size} of {part.layers} layers ({kept})"
+    depth = str(part.size) if part.size == part.layers else f"{part.size} of the trained model's {part.layers}: {kept}"
     rows = {
         "layers": depth,
-        "width": f"{dimensions.width}, {dimensions.heads} heads, MLP of {dimensions.mlp}",
+        "width": f"{dimensions.width:,}",
+        "attention heads": f"{dimensions.heads}, each of size {dimensions.head_size}",
+        "MLP width": f"{dimensions.mlp:,}",
         "vocabulary": f"{dimensions.vocabulary:,} tokens",
-        "longest sequence": f"{dimensions.positions} tokens",
+        "longest sequence": f"{dimensions.positions:,} tokens",
         **({} if config.model.start is None else {"started from": config.model.start}),
-        "text": config.data.source,
-        "method": f"{config.method['name']} ({', '.join(f'{key} {value}' for key, value in settings.items())})",
+        "training text": "the Python standard library" if config.data.source == BUILTIN else config.data.source,
+        "training method": method[1] + (f" ({chosen})" if chosen else ""),
         **({"denoisers": ", ".join(name for name, quota in mixture.items() if quota)} if mixture else {}),
-        "steps": f"{found.step:,} of {config.train.steps:,}, {config.train.batch} sequences each",
-        "compute": f"{progress.flops:.3g} FLOPs, {progress.flops_layers:.3g} of them in the layers",
+        "training steps": f"{found.step:,} of {config.train.steps:,}, each on {config.train.batch:,} sequences of "
+        f"{config.data.length:,} tokens",
+        "training compute": f"{progress.flops:.3g} FLOPs, {progress.flops_layers:.3g} of them in the layers",
         "held-out loss": reached + of,
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())

@@ -1,5 +1,6 @@
 """What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -66,11 +67,25 @@ def _lacking(error: BaseException | None) -> str | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a second one is refused. The system lets go when the process ends."""
+    """Hold the folder for this process; a second one is refused. The system lets go when the process ends.
+
+    Where nothing was written, as when a start was refused, everything is left as it was found.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    before = set(os.listdir(folder))
     refusal = f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
-    with files.locked(folder / LOCK, refusal):
-        yield
+    try:
+        with files.locked(folder / LOCK, refusal):
+            try:
+                yield
+            finally:
+                if set(os.listdir(folder)) - before == {LOCK}:
+                    (folder / LOCK).unlink()
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # a folder that is not empty stays
+                path.rmdir()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ per byte are those of the gold answers, all bits over all bytes; their errors ar
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -174,45 +174,72 @@ def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def rich_tables(record: Mapping[str, Any]) -> Group:
-    """The record for the terminal: a table for each number of exemplars, in percent."""
-    tables = [_table(record, shots) for shots in dict.fromkeys(row["shots"] for row in record["rows"])]
+    """The record for a terminal of 80 columns: for each number of exemplars a table, of several models two."""
+    tables: list[Table] = []
+    for shots in dict.fromkeys(row["shots"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["shots"] == shots]
+        by_task = [[row for row in rows if row["task"] == task] for task in dict.fromkeys(row["task"] for row in rows)]
+        means = [named for name in (GROUP, AVERAGE) if (named := _named(record, name, shots))]
+        if len({label(record, row) for row in rows}) == 1:
+            tables.append(_of_one(f"{label(record, rows[0])}, {shots}-shot", [own[0] for own in (*by_task, *means)]))
+        else:
+            tables += [_of_several(record, shots, [*by_task, *means], key) for key in ("score", "bits_per_byte")]
     return Group(*tables, Text(" ".join(notes(record))))
 
 
-def _table(record: Mapping[str, Any], shots: int) -> Table:
-    rows = [row for row in record["rows"] if row["shots"] == shots]
-    compared = any(row["compared_with"] for row in rows)
-    first = next((row["compared_with"] for row in rows if row["compared_with"]), "")
-    names = {label(record, row) for row in rows}
-    several = len(names) > 1
-    table = Table(title=Text(f"{shots}-shot" if several else f"{min(names)}, {shots}-shot"))
-    for heading in ("task", "metric", "n", *(["model"] if several else [])):  # one model's table fits in 80 columns
-        table.add_column(heading, justify="right" if heading == "n" else "left", overflow="fold")
-    versus = [f"to {escape(first)}"] if compared else []
-    for title in ("score, %", *versus, "constant", "", "bits/byte", *versus):
-        table.add_column(title, justify="left" if title == "" else "right", overflow="fold")
-
-    def add(systems: Sequence[Mapping[str, Any]], name: str, metric: str, count: str, constant: str) -> None:
-        """A line for each model; what holds for all of them stands in the first."""
-        for place, row in enumerate(systems):
-            table.add_row(
-                *((name, metric, count) if place == 0 else ("", "", "")),
-                *([Text(label(record, row))] if several else []),
-                _shown(row["score"], PERCENT),
-                *([_shown(row["difference"], PERCENT, "+")] if compared else []),
-                constant if place == 0 else "",
-                "chance" if row["chance"] else "",
-                _shown(row["bits_per_byte"], BITS),
-                *([_shown(row["bits_difference"], BITS, "+")] if compared else []),
-            )
+def _of_one(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for each task and average of one model."""
+    table = _headed(title, ("task", "metric"), ("n", "score, %", "constant", "", "bits/byte"))
+    for row in rows:
+        table.add_row(
+            *_task(row),
+            _shown(row["score"], PERCENT),
+            f"{100 * _constant(row):.1f}" if "constant" in row else "",
+            "chance" if row["chance"] else "",
+            _shown(row["bits_per_byte"], BITS),
+        )
         table.add_section()
-
-    for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        add(own, task, own[0]["metric"], f"{own[0]['n']:,}", f"{100 * _constant(own[0]):.1f}")
-    for name in (GROUP, AVERAGE):
-        add(_named(record, name, shots), name, "mean", "", "")
     return table
+
+
+def _of_several(record: Mapping[str, Any], shots: int, tasks: Sequence[Sequence[Mapping[str, Any]]], key: str) -> Table:
+    """Scores or bits per byte: a line for each model, and beside them what the task is."""
+    scored = key == "score"
+    other, form, heading = ("difference", PERCENT, "score, %") if scored else ("bits_difference", BITS, "bits/byte")
+    first = next((row["compared_with"] for own in tasks for row in own if row.get("compared_with")), None)
+    title = f"{shots}-shot, {'score in %' if scored else heading}" + (f"; differences to {first}" if first else "")
+    compared = ["difference"] if first else []
+    table = _headed(title, ("task", "model"), (heading, *compared, *([""] if scored else [])))
+    for own in tasks:
+        lines = [
+            [
+                label(record, row),
+                _shown(row[key], form),
+                *([_shown(row[other], form, "+")] if first else []),
+                *(["chance" if row["chance"] else ""] if scored else []),
+            ]
+            for row in own
+        ]
+        if scored and "constant" in own[0]:
+            lines.append(["best constant answer", f"{100 * _constant(own[0]):.1f}"])
+        name, metric, count = _task(own[0])
+        beside = [name, metric, *([f"n {count}"] if count else [])] if scored else [name]
+        for about, line in zip_longest(beside, lines, fillvalue=""):
+            table.add_row(*map(Text, (about, *line)))
+        table.add_section()
+    return table
+
+
+def _headed(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=Text(title))
+    for heading in (*left, *right):
+        table.add_column(heading, justify="right" if heading in right and heading else "left", overflow="fold")
+    return table
+
+
+def _task(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The name, the metric and the number of examples of a task; of an average no number."""
+    return (row["task"], row["metric"], f"{row['n']:,}") if "task" in row else (row["name"], "mean", "")
 
 
 def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str, Any]]:

@@ -186,7 +186,8 @@ print(complete("[NLU]import<extra_id_0>\\nimport<extra_id_1>\\n", max_new_tokens
 ```
 
 - The mode says what is missing: `[S2S]` the rest of a text (S denoisers), `[NLU]` short spans that are a small part of
-  it (R), `[NLG]` long spans or a large part (X). The table names the denoisers of the training.
+  it (R), `[NLG]` long spans or a large part (X). The table names the denoisers of the training:
+  `R-3-0.15` hides spans of 3 tokens on average, 15% of the text.
 - In the inputs a sentinel stands for each hidden span: `<extra_id_0>` for the first, then `<extra_id_1>` and so on. In
   the targets each span follows its sentinel. The tokenizer reads mode tokens and sentinels in a text as single tokens,
   unless it is called with `split_special_tokens=True`. Put no space before a sentinel: a space belongs to the word
