@@ -209,6 +209,9 @@ def test_models_that_are_refused(untaught: Path, questions: Path, tmp_path: Path
     (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
     with pytest.raises(ValueError, match=r"cannot be loaded: .* has the shape .*config\.json"):
         judged([model], ["boolq"], questions, tmp_path / "out")
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": config["num_hidden_layers"] + 1}))
+    with pytest.raises(ValueError, match=r"no weights for \d+ tensors, such as model\.layers"):
+        judged([model], ["boolq"], questions, tmp_path / "out")
     (model / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"no whole safetensors file"):
         judged([model], ["boolq"], questions, tmp_path / "out")

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched, refuse_missing
 
 # What the configurations of encoders call their dropout rates.
 DROPOUT = (
@@ -61,12 +61,8 @@ class Encoder:
         refuse_mismatched(path, loading)
         assert isinstance(model, PreTrainedModel)
         body = f"{model.base_model_prefix}."
-        lost = sorted(name for name in loading["missing_keys"] if name.startswith(body) and "pooler" not in name)
-        if lost:
-            raise ValueError(
-                f"{path} has no weights for {len(lost)} tensors of the encoder, such as {lost[0]}; "
-                f"its weights are not those of a {type(model).__name__}"
-            )
+        lost = (name for name in loading["missing_keys"] if name.startswith(body) and "pooler" not in name)
+        refuse_missing(path, lost, model)
         return model
 
 

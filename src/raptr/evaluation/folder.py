@@ -77,6 +77,15 @@ def refuse_mismatched(folder: Path, loading: Mapping[str, Any]) -> None:
         )
 
 
+def refuse_missing(folder: Path, names: Iterable[str], model: object) -> None:
+    """Refuse weights that lack tensors of the model."""
+    if lost := sorted(names):
+        raise ValueError(
+            f"{folder} has no weights for {len(lost)} tensors, such as {lost[0]}; its weights are not those of a "
+            f"{type(model).__name__}"
+        )
+
+
 def _exported(run: Path) -> Path:
     """The export of a run's newest checkpoint; an earlier one is replaced."""
     folder, newest = run / "export", checkpoint.newest(run / "checkpoints")

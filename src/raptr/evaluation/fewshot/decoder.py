@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from raptr.evaluation.encoder import is_decoder
-from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched
+from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched, refuse_missing
 from raptr.objectives.specials import MODES
 from raptr.train.safety import StopRequest
 
@@ -61,6 +61,7 @@ class Decoder:
             )
         model, loading = loaded
         refuse_mismatched(path, loading)
+        refuse_missing(path, loading["missing_keys"], model)
         assert isinstance(model, PreTrainedModel)
         torch.nn.Module.to(model, device).eval()
         return model
