@@ -87,12 +87,31 @@ def before_growth(chosen: Config, store: TokenStore, run: Path) -> Trainer:
     return trainer
 
 
+def check_cost(chosen: Config, run: Path, store: TokenStore) -> None:
+    """A finished run cost what was planned, and ended full."""
+    dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
+    made = chosen.make_method(dimensions)
+    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.objective.targets(24)}
+    last, planned = records(run)[-1], planned_flops(dimensions, made, **cost)
+    assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
+    shown = plan(made, dimensions, **cost)
+    assert shown.flops == planned.total
+    if all((row.heads, row.parts) == (4, 4) for row in shown.rows):
+        assert shown.relative_layers == pytest.approx(shown.average / 6)
+    else:
+        assert shown.relative_layers < shown.average / 6
+    found = checkpoint.load_latest(run / "checkpoints")
+    assert found is not None
+    assert found.shape(Shape(1)) == dimensions.shape
+
+
 @pytest.mark.parametrize(("method", "sections"), CASES)
-def test_stopped_after_every_step_ends_bit_for_bit_as_never_stopped(
+def test_a_run_costs_what_was_planned_and_stopped_after_every_step_ends_bit_for_bit_as_never_stopped(
     method: dict[str, Any], sections: dict[str, dict[str, Any]], store: TokenStore, tmp_path: Path
 ) -> None:
     chosen = config(store, method, sections)
     whole, weights = leg(chosen, tmp_path / "whole", store)
+    check_cost(chosen, tmp_path / "whole", store)
     for until in range(1, STEPS + 1):
         result, resumed = leg(chosen, tmp_path / "legs", store, until)
     assert differing(weights, resumed) == []
@@ -151,31 +170,12 @@ def saving(trainer: Trainer, save: Callable[[Trainer], None] = Trainer.save) -> 
 
 
 @pytest.mark.parametrize(("method", "sections"), CASES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_costs_what_was_planned_and_ends_full(
-    family: str,
-    method: dict[str, Any],
-    sections: dict[str, dict[str, Any]],
-    stores: dict[str, TokenStore],
-    tmp_path: Path,
+def test_a_decoder_costs_what_was_planned_and_ends_full(
+    method: dict[str, Any], sections: dict[str, dict[str, Any]], stores: dict[str, TokenStore], tmp_path: Path
 ) -> None:
-    store = stores[family]
-    chosen = config(store, method, sections)
-    leg(chosen, tmp_path, store)
-    dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
-    made = chosen.make_method(dimensions)
-    cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.objective.targets(24)}
-    last, planned = records(tmp_path)[-1], planned_flops(dimensions, made, **cost)
-    assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)
-    shown = plan(made, dimensions, **cost)
-    assert shown.flops == planned.total
-    if all((row.heads, row.parts) == (4, 4) for row in shown.rows):
-        assert shown.relative_layers == pytest.approx(shown.average / 6)
-    else:
-        assert shown.relative_layers < shown.average / 6
-    found = checkpoint.load_latest(tmp_path / "checkpoints")
-    assert found is not None
-    assert found.shape(Shape(1)) == dimensions.shape
+    chosen = config(stores["decoder"], method, sections)
+    leg(chosen, tmp_path, stores["decoder"])
+    check_cost(chosen, tmp_path, stores["decoder"])
 
 
 def test_what_a_growing_run_records(store: TokenStore, tmp_path: Path) -> None:
