@@ -15,6 +15,11 @@ T95: tuple[float, ...] = (
 )
 
 
+def student(free: int) -> float:
+    """Student's t at 0.975, for a 95% interval; beyond 30 degrees of freedom that of 30, which is a little wider."""
+    return T95[min(free, len(T95)) - 1]
+
+
 @dataclass(frozen=True)
 class Mean:
     """A mean over n values and the half-width of its 95% interval; None for that of a single one."""
@@ -30,7 +35,7 @@ def mean(values: Iterable[float]) -> Mean | None:
     if not listed:
         return None
     n = len(listed)
-    interval = T95[min(n - 1, len(T95)) - 1] * stdev(listed) / math.sqrt(n) if n > 1 else None
+    interval = student(n - 1) * stdev(listed) / math.sqrt(n) if n > 1 else None
     return Mean(fmean(listed), interval, n)
 
 

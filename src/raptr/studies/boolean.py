@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
-from raptr.report.statistics import T95
+from raptr.report.statistics import student
 from raptr.studies.boolean_dynamics import (
     AMPLITUDE,
     BIAS_TIME,
@@ -71,8 +71,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     found = float(((x_K - x_K.mean()) * (y_K - y_K.mean())).sum() / spread)
     intercept = float(y_K.mean() - found * x_K.mean())
     error = math.sqrt(float(((y_K - intercept - found * x_K) ** 2).sum()) / max(free, 1) / spread)
-    # From ten degrees of freedom on, 1.96 + 2.4/free is Student's 97.5% quantile to 0.03.
-    reach = error * (T95[free - 1] if 1 <= free < 10 else 1.96 + 2.4 / max(free, 1))
+    reach = error * student(max(free, 1))
     return {"slope": found, "low": found - reach, "high": found + reach, "intercept": intercept}
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from raptr.models.init import normal
 from raptr.report.plots import GREY, INK, clean
-from raptr.report.statistics import T95
+from raptr.report.statistics import student
 from raptr.studies.contract import Study, mean_and_deviation, run_jobs
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#000000")
@@ -178,7 +178,7 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
     count = len(values)
     if count == 1:
         return {"mean": mean, "low": None, "high": None}
-    half = (T95[count - 2] if count <= 10 else 2.23) * deviation / math.sqrt(count)
+    half = student(count - 1) * deviation / math.sqrt(count)
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
