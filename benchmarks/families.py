@@ -1,4 +1,4 @@
-"""Which model families of `transformers` run subnetworks through `attach`: every one that can be built tiny.
+"""Which model families of `transformers` run subnetworks, and grow: every one that can be built tiny.
 
     python -m benchmarks.families [FAMILY ...] [--out FILE.json]
 
@@ -9,6 +9,8 @@ configuration with every dimension shrunk, with random weights and inputs. Then 
 - layers scaled through `running` are those scaled by a forward hook,
 - where `attach` finds heads and MLP parts, output and gradients of some of them are those of a copy in which the output
   weights of the others are zero,
+- a model of half of the layers that takes a step and grows inside the family's is one whose upper layers hold copies of
+  the lower ones' weights,
 - afterwards the whole model gives the output that it gave before, bit for bit.
 
 Each family runs in a process of its own, with a limit on time and memory; the sweep takes about 15 minutes on one core.
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from raptr.integrations.steps import stepwise
 from raptr.models.attach import attach, running
 from raptr.subnetworks import Subnetwork
 from raptr.train.run import environment
@@ -378,7 +381,8 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
         for kept in choices:
             problem = compare(model, paths, kept, 1.0, given, whole)
             if problem is not None and problem["result"] == "refused" and reached:
-                return found | {"result": reached, "reason": problem["reason"]} | axes(model, paths, given)
+                more = axes(model, paths, given) | growth(model, paths, given)
+                return found | {"result": reached, "reason": problem["reason"]} | more
             if problem is not None:
                 return found | problem
         reached = name
@@ -386,7 +390,36 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
         found["scales"] = problem is None
         if problem is not None and problem["result"] != "refused":
             return found | problem
-    return found | {"result": reached} | axes(model, paths, given)
+    return found | {"result": reached} | axes(model, paths, given) | growth(model, paths, given)
+
+
+def growth(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Whether a model of half of the layers grows inside it, or what is wrong with the grown one."""
+    model, half = copy.deepcopy(model), LAYERS // 2
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1e-2, momentum=0.9)
+    schedule = f"{half}-{LAYERS}"  # of each list
+    try:
+        steps = stepwise(model, "progressive-stacking", steps=2, schedule=schedule, blocks=paths, optimizer=optimizer)
+    except ValueError as error:
+        return {"grows": False, "growth": str(error)}
+    steps.begin(0)
+    found = gradients(model, output_of(model, given))
+    steps.end()
+    for name, parameter in model.named_parameters():
+        parameter.grad = found.get(name)
+    optimizer.step()
+    optimizer.zero_grad()
+    reference = copy.deepcopy(model)
+    for path in paths:
+        blocks = list(reference.get_submodule(path).children())
+        for upper, lower in zip(blocks[half:], blocks, strict=False):
+            upper.load_state_dict(lower.state_dict(), strict=False)  # the first may differ in a norm, for example
+    steps.begin(1)
+    output = output_of(model, given)
+    steps.end()
+    if not torch.equal(output, output_of(reference, given)):
+        return {"result": "wrong", "reason": "growth: another output than that of copied layers"}
+    return {"grows": True}
 
 
 def axes(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -259,15 +259,47 @@ def test_what_cannot_grow_is_refused() -> None:
     model.model.layers[4].mlp = nn.Linear(16, 16)
     with pytest.raises(ValueError, match=r"layer 5 of the blocks at 'model.layers'.*layer 3.*no mlp\.weight"):
         stepwise(model, "stacking", steps=STEPS, schedule="4-6", optimizer=adamw(model))
-    seq2seq = hf.T5Model(hf.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=20))
-    with pytest.raises(ValueError, match=r"stacking grows one list.*names 2"):
-        stepwise(seq2seq, "stacking", steps=STEPS, blocks=["encoder.block", "decoder.block"], optimizer=adamw(seq2seq))
+    unlike = t5(num_decoder_layers=2)
+    lists = ["encoder.block", "decoder.block"]
+    with pytest.raises(ValueError, match=r"stacking grows several lists.*'encoder.block, decoder.block' have 4, 2"):
+        stepwise(unlike, "stacking", steps=STEPS, blocks=lists, optimizer=adamw(unlike))
+
+
+def t5(**settings: Any) -> hf.T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 4, "num_heads": 2, "vocab_size": 20}
+    more: dict[str, Any] = {"dropout_rate": 0.0, "use_cache": False, "decoder_start_token_id": 0}
+    return hf.T5ForConditionalGeneration(hf.T5Config(**{**sizes, **more, **settings}))
+
+
+def test_the_lists_of_an_encoder_decoder_grow_together() -> None:
+    model = t5()
+    optimizer = adamw(model)
+    sizes: list[int] = []
+    lists = ["encoder.block", "decoder.block"]
+    steps = stepwise(model, "progressive-stacking", steps=10, schedule="1-2-4", blocks=lists, optimizer=optimizer)
+    small = t5(num_layers=1)
+    small.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in small.state_dict()})
+    for step in range(10):
+        steps.begin(step)
+        loss = model(**batch(step)).loss
+        loss.backward()
+        steps.end()
+        if step == 0:
+            assert torch.equal(loss, small(**batch(step)).loss)
+        if step in (3, 7):  # right after a growth
+            for blocks in (model.encoder.block, model.decoder.block):
+                half = sizes[-1] // 2
+                for lower, upper in zip(blocks[:half], blocks[half : 2 * half], strict=True):
+                    assert equal(lower.get_submodule("layer.1"), upper.get_submodule("layer.1"))
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes.append(steps.size)
+    assert sizes == [2] * 3 + [4] * 4 + [8] * 3
 
 
 def test_what_only_the_first_block_has_stays_there() -> None:
-    torch.manual_seed(0)
-    config = hf.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=4, num_heads=2, vocab_size=20, dropout_rate=0.0)
-    model = hf.T5EncoderModel(config)
+    model = hf.T5EncoderModel(t5().config)
     optimizer = adamw(model)
     steps = stepwise(model, "progressive-stacking", steps=8, schedule="2-4", optimizer=optimizer)
     for step in range(8):
@@ -277,6 +309,26 @@ def test_what_only_the_first_block_has_stays_there() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert steps.size == 4
+
+
+def test_a_norm_that_the_first_block_lacks_keeps_its_weights() -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4}
+    sizes["num_attention_heads"] = 2
+    model = hf.ModernBertForMaskedLM(hf.ModernBertConfig(vocab_size=20, pad_token_id=0, **sizes))
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=4, schedule="2-4", optimizer=optimizer)
+    for step in range(4):
+        steps.begin(step)
+        if step == 2:
+            first, third = model.model.layers[0], model.model.layers[2]
+            assert isinstance(first.attn_norm, nn.Identity)
+            assert torch.equal(third.attn_norm.weight, torch.ones(16))
+            assert torch.equal(third.attn.Wqkv.weight, first.attn.Wqkv.weight)
+        model(**batch(step)).loss.backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def test_several_optimizers_and_frozen_parameters() -> None:

@@ -2,7 +2,8 @@
 
 While the method's model has n layers, these are the first n blocks; the others are bypassed and cost memory only.
 A growth copies weights, buffers and optimizer state from block to block, in place. The result is that of a model that
-was built with n layers and then grown, if both start with the same weights.
+was built with n layers and then grown, if both start with the same weights. The lists of an encoder-decoder grow at
+the same time, each as the method says.
 """
 
 import copy
@@ -32,6 +33,7 @@ class InPlace:
 
     def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer]) -> None:
         self._routed, self._optimizers = routed, optimizers
+        self._starts = range(0, routed.layers, method.target.layers)  # of the lists, for a method that grows
         stages = [(phase.start, method.shape(phase.start)) for phase in method.phases()]
         self.growths: dict[int, Growth] = {
             start: method.growth(old, new) for (_, old), (start, new) in pairwise(stages) if old != new
@@ -40,9 +42,9 @@ class InPlace:
             self._check(method)
 
     def placed(self, subnetwork: Subnetwork) -> Subnetwork:
-        """A subnetwork of the method's model as one of all blocks: those above its layers are bypassed."""
-        above = self._routed.layers - subnetwork.layers
-        return replace(subnetwork, scales=subnetwork.scales + (0.0,) * above)
+        """A subnetwork of the method's model as one of all blocks: in each list those above its layers are bypassed."""
+        above = self._starts.step - subnetwork.layers
+        return replace(subnetwork, scales=(subnetwork.scales + (0.0,) * above) * len(self._starts))
 
     def grow(self, first: int, step: int) -> None:
         """Make the growths of all stages that begin in the steps from `first` to `step`."""
@@ -56,15 +58,20 @@ class InPlace:
                 optimizer.state.clear()
         # No layer comes from one above it, so from the top down each is read before it is overwritten.
         for layer, source in reversed(list(enumerate(plan.sources))):
-            if source == layer:
-                continue
-            kept = plan.moments == "copy" or layer not in plan.new
-            tensors, into = self._tensors(source), self._tensors(layer)
-            for name, target in into.items():
-                if tensors[name] is not target:  # which they are where layers share it
-                    with torch.no_grad():
-                        target.copy_(tensors[name])
-                    self._move_state(tensors[name], target, kept)
+            if source != layer:
+                for start in self._starts:
+                    kept = plan.moments == "copy" or layer not in plan.new
+                    self._copy(start + source, start + layer, kept)
+
+    def _copy(self, source: int, layer: int, kept: bool) -> None:
+        """Copy a block's tensors to another, and what the optimizer knows about them where it is kept."""
+        tensors = self._tensors(source)
+        for name, target in self._tensors(layer).items():
+            found = tensors.get(name)
+            if found is not None and found is not target:  # the same one where layers share it
+                with torch.no_grad():
+                    target.copy_(found)
+                self._move_state(found, target, kept)
 
     def _move_state(self, source: Tensor, target: Tensor, kept: bool) -> None:
         """Give the target what the optimizer knows about the source, or nothing."""
@@ -81,11 +88,6 @@ class InPlace:
 
     def _check(self, method: Method) -> None:
         """Refuse a method whose growth cannot be made in this model."""
-        if len(self._routed.lists) > 1:
-            raise ValueError(
-                f"method {method.name} grows one list of layers, and blocks names {len(self._routed.lists)}. Name one, "
-                "or use a method of constant shape, such as raptr."
-            )
         for plan in self.growths.values():
             if plan.identity:
                 raise ValueError(
@@ -97,14 +99,18 @@ class InPlace:
                     f"method {method.name} adds heads or MLP parts, which only `raptr pretrain` can do. Leave out the "
                     "settings heads and parts."
                 )
-            for layer, source in enumerate(plan.sources):
-                self._check_alike(method, layer, source)
+            for start in self._starts:
+                for layer, source in enumerate(plan.sources):
+                    self._check_alike(method, start + layer, start + source)
         self._check_optimizers(method)
 
     def _check_alike(self, method: Method, layer: int, source: int) -> None:
-        found = {name: tensor.shape for name, tensor in self._tensors(source).items()}
-        for name, tensor in self._tensors(layer).items():
-            if found.get(name) != tensor.shape:
+        tensors = self._tensors(source)
+        for name, target in self._tensors(layer).items():
+            found = tensors.get(name)
+            if found is None and target.dim() < 2:
+                continue  # a norm that the first layer lacks, for example: it keeps its initial weights
+            if found is None or found.shape != target.shape:
                 raise ValueError(
                     f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
                     f"{source + 1}, which has no {name} of the same shape. Use a method of constant shape, such as "

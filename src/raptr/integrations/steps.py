@@ -23,6 +23,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -32,8 +33,9 @@ from torch.utils.hooks import RemovableHandle
 
 from raptr.distributed.sharding import is_sharded
 from raptr.integrations.inplace import InPlace
-from raptr.methods import Method, make_method
+from raptr.methods import METHODS, Method, make_method
 from raptr.methods.axes import narrowed
+from raptr.methods.growing import Growing
 from raptr.models.attach import Routed, attach, running
 from raptr.models.narrowing import Axis
 from raptr.subnetworks import Subnetwork
@@ -225,7 +227,10 @@ def stepwise(
     for axis in AXES:
         if settings.get(axis) is not None:
             routed.need(axis, f"{axis} is {settings[axis]!r}")
-    made = make_method(method, shape=routed.shape, steps=steps, seed=seed, **settings)
+    shape = routed.shape
+    if issubclass(METHODS.get(method, Method), Growing) and len(routed.lists) > 1:
+        shape = replace(shape, layers=_common_length(method, routed))
+    made = make_method(method, shape=shape, steps=steps, seed=seed, **settings)
     if made.settings().get("scaled") == "branches":
         raise ValueError(
             f"method {method} has scaled='branches', and the branches of other people's blocks cannot be scaled. "
@@ -236,6 +241,18 @@ def stepwise(
             if block._compiled_call_impl is None:
                 block.compile()
     return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
+
+
+def _common_length(method: str, routed: Routed) -> int:
+    """The length of each of several lists, which grow at the same time."""
+    first, *others = lengths = [len(blocks.module) for blocks in routed.lists]
+    if set(others) != {first}:
+        raise ValueError(
+            f"method {method} grows several lists of blocks only if they are of one length; those at {routed.path!r} "
+            f"have {', '.join(map(str, lengths))} blocks. Name one list, or use a method of constant shape, such as "
+            "raptr."
+        )
+    return first
 
 
 def warn_of_scales(method: Method) -> None:
