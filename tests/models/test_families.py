@@ -60,6 +60,8 @@ AXES = {
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi", "bert", "roberta", "electra", "distilbert"),
     *("esm", "vit", "deit", "dinov2", "clip"),
 }
+# The one whose first layers cannot be copied to the others: it is dense, those are mixtures of experts.
+UNLIKE = "deepseek_v3"
 # Encoder-decoders, whose lists are named.
 PAIRS = {
     "bart": ["model.encoder.layers", "model.decoder.layers"],
@@ -73,14 +75,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 @pytest.mark.parametrize("family", FOUND)
 def test_a_subnetwork_of_a_family_is_the_smaller_model(family: str) -> None:
     line = sweep.line(family, CLASSES[family])
+    refused = line.pop("growth", "")
     works = {"named": False, "blocks": [FOUND[family]], "scales": True, "result": "any"}
-    assert line == works | {"axes": family in AXES}
+    assert line == works | {"axes": family in AXES, "grows": family != UNLIKE}
+    assert bool(re.search(r"layer 3 .*from layer 1, which has no mlp\.experts", refused)) == (family == UNLIKE)
 
 
 @pytest.mark.parametrize("family", PAIRS)
 def test_two_lists_run_as_one(family: str) -> None:
     line = sweep.line(family, CLASSES[family])
-    assert line == {"named": True, "blocks": PAIRS[family], "scales": True, "result": "any", "axes": False}
+    works = {"named": True, "blocks": PAIRS[family], "scales": True, "result": "any"}
+    assert line == works | {"axes": False, "grows": True}
 
 
 @pytest.mark.parametrize(("family", "blocks"), [("t5", T5), ("mt5", T5), ("wavlm", ["wavlm.encoder.layers"])])
@@ -88,7 +93,7 @@ def test_the_layer_that_makes_the_position_bias_has_to_run(family: str, blocks: 
     line = sweep.line(family, CLASSES[family])
     reason = line.pop("reason")
     works = {"named": len(blocks) > 1, "blocks": blocks, "scales": True, "result": "first layer runs"}
-    assert line == works | {"axes": False}
+    assert line == works | {"axes": False, "grows": True}
     assert "layer 1 " in reason
     assert "fixed" in reason
 
@@ -335,7 +340,8 @@ class ViT(nn.Module):
 
 def test_blocks_in_a_sequence_run_as_those_in_a_list() -> None:
     line = sweep.check(ViT(), {"image": torch.randn(2, 3, 32, 32)})
-    assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False}
+    works = {"named": False, "blocks": ["blocks"], "scales": True, "result": "any"}
+    assert line == works | {"axes": False, "grows": True}
 
 
 def test_sequences_of_unlike_modules_are_no_blocks() -> None:
@@ -367,7 +373,8 @@ def test_a_model_with_adapters_trains_those_of_the_layers_that_run() -> None:
     assert idle(routed) == [1, 2]
     assert all(("lora_" in name) == (p.grad is not None) for name, p in routed.blocks[0].named_parameters())
     line = sweep.check(model, {"input_ids": torch.arange(5, 25).reshape(2, 10)})
-    assert line == {"named": False, "blocks": [routed.path], "scales": True, "result": "any", "axes": False}
+    works = {"named": False, "blocks": [routed.path], "scales": True, "result": "any"}
+    assert line == works | {"axes": False, "grows": True}
 
 
 class Passing(nn.Module):

@@ -38,7 +38,7 @@ def test_a_part_of_the_blocks_is_the_smaller_model(timm: Any, name: str) -> None
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=32, patch_size=8, embed_dim=32, depth=4, num_heads=4)
     line = sweep.check(model, {"x": torch.randn(2, 3, 32, 32)})
-    assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False}
+    assert line == {"named": False, "blocks": ["blocks"], "scales": True, "result": "any", "axes": False, "grows": True}
 
 
 def test_stages_of_other_widths_are_refused(timm: Any) -> None:

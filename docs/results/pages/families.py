@@ -18,8 +18,9 @@ def _lines(records: Records, result: str) -> list[dict[str, Any]]:
 def counts(records: Records) -> str:
     """How many families of each kind there are."""
     found = {result: Counter(line["kind"] for line in _lines(records, result)) for result in RESULTS}
+    found["grows too"] = Counter(line["kind"] for line in _lines(records, "works") if line["grows"])
     found[f"{AXES} too"] = Counter(line["kind"] for line in _lines(records, "works") if line["axes"])
-    columns = ["works", f"{AXES} too", *list(RESULTS)[1:]]
+    columns = ["works", "grows too", f"{AXES} too", *list(RESULTS)[1:]]
     kinds = sorted({line["kind"] for line in records["families"]["families"]})
     rows = [[kind, *(str(found[column][kind]) for column in columns)] for kind in kinds]
     rows.append(["all", *(str(found[column].total()) for column in columns)])
@@ -34,8 +35,9 @@ def works(records: Records) -> str:
         notes += ["the first layer has to run"] if line["result"] == "first layer runs" else []
         notes += [] if line["scales"] else ["scales of 0 and 1 only"]
         blocks = ", ".join(f"`{path}`" for path in line["blocks"])
-        rows.append([line["family"], line["kind"], blocks, "yes" if line["axes"] else "", "; ".join(notes)])
-    return table(["family", "kind", "blocks", AXES, "note"], rows)
+        can = ["yes" if line[what] else "" for what in ("grows", "axes")]
+        rows.append([line["family"], line["kind"], blocks, *can, "; ".join(notes)])
+    return table(["family", "kind", "blocks", "grows", AXES, "note"], rows)
 
 
 def _plain(reason: str) -> str:
