@@ -10,6 +10,7 @@ The steps are those of a run (`Trainer`), on random tokens.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -109,6 +110,7 @@ def timed(name: str, given: argparse.Namespace, folder: Path, processes: Process
     memory = torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None
     middle = {str(size): statistics.median(times) for size, times in rounds.items()}
     del trainer
+    gc.collect()  # an engine's hooks refer to its model in a circle
     if given.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
