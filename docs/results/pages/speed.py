@@ -200,7 +200,15 @@ def axes(records: Records) -> str:
 
 def engines(records: Records) -> str:
     """A step by the number of layers that run, under each engine and without one."""
-    record = records["engines"]
+    return _engines(records["engines"])
+
+
+def engines_512(records: Records) -> str:
+    """The same with sequences of 512 tokens, four times the work."""
+    return _engines(records["engines_512"])
+
+
+def _engines(record: Any) -> str:
     if record is None:
         return "**Not measured yet.**"
     counted = record["counted"]
@@ -208,18 +216,30 @@ def engines(records: Records) -> str:
     rows = []
     for name, way in record["ways"].items():
         times = way["milliseconds"]
-        saved = [(1 - times[size] / times[whole]) / (1 - counted[size]) for size in sizes]
-        rows.append([name, *(f"{times[size]:.1f}" for size in (*sizes, whole)), *(fixed(part, 3) for part in saved)])
+        saved = {size: 1 - times[size] / times[whole] for size in sizes}
+        parts = [saved[size] / (1 - counted[size]) for size in sizes]
+        parts.append(sum(saved.values()) / sum(1 - counted[size] for size in sizes))
+        rows.append([name, *(f"{times[size]:.1f}" for size in (*sizes, whole)), *(fixed(part, 3) for part in parts)])
     head = ["way", *(f"{size} layers, ms" for size in (*sizes, whole))]
-    return table([*head, *(f"realised saving, {size}" for size in sizes)], rows)
+    stages = "-".join((*sizes, whole))
+    return table([*head, *(f"realised saving, {size}" for size in (*sizes, stages))], rows)
 
 
 def trainer(records: Records) -> str:
     """Steps under Hugging Face's Trainer, by what runs, beside the same trainer without the callback."""
-    if records["trainer"] is None:
+    return _trainer(records["trainer"])
+
+
+def trainer_growth(records: Records) -> str:
+    """The same with a method that grows, beside RaPTr."""
+    return _trainer(records["trainer_growth"])
+
+
+def _trainer(record: Any) -> str:
+    if record is None:
         return "**Not measured yet.**"
     rows = []
-    for case in records["trainer"]["cases"]:
+    for case in record["cases"]:
         flops, times = case["flops"], {name: one["median"] for name, one in case["milliseconds"].items()}
         for name, median in times.items():
             way, _, size = name.rpartition(", ")
@@ -256,7 +276,9 @@ PAGE = Page(
         "ul2": "benchmarks/results/ul2_speed.json",
         "axes": "benchmarks/results/axes_speed.json",
         "engines": "benchmarks/results/parallel_speed.json",
+        "engines_512": "benchmarks/results/parallel_speed_512.json",
         "trainer": "benchmarks/results/trainer_speed.json",
+        "trainer_growth": "benchmarks/results/trainer_speed_growth.json",
     },
     tables={
         "full-model": full_model,
@@ -271,7 +293,9 @@ PAGE = Page(
         "ul2-sizes": ul2_sizes,
         "axes": axes,
         "engines": engines,
+        "engines-512": engines_512,
         "trainer": trainer,
         "trainer-speed-ups": trainer_speed_ups,
+        "trainer-growth": trainer_growth,
     },
 )

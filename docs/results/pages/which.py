@@ -120,7 +120,7 @@ def picture(records: Records) -> Figure:
         axes.set_xscale("log")
         axes.set_xlim(*ends)
         _panel(axes, own, known, looks)
-        axes.set_title(_model(model), fontsize=10, color=INK)
+        axes.set_title(_model(model).replace(", ", "\n", 1), fontsize=10, color=INK)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     for axes in grid[::columns]:
@@ -221,8 +221,10 @@ def _basis(found: Measured, place: Place) -> list[str]:
 
 
 def _model(place: Place) -> str:
-    kind = "" if place.init == "bert" else ", fan-in initial weights"
-    return f"{place.family}, {place.layers} layers of width {place.width}{kind}"
+    learns = {"mlm": "", "causal": " (causal)", "ul2": " (UL2)"}[place.objective]
+    usual = {"bert": "bert", "decoder": "fan-in"}[place.family]
+    starts = "" if place.init == usual else f", {place.init} initial weights"
+    return f"{place.family}{learns}, {place.layers} layers of width {place.width}{starts}"
 
 
 def _length(place: Place) -> str:
