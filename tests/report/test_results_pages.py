@@ -184,6 +184,9 @@ def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:
     assert "`stacking 6-8-10-12`" in which.take(few)
     assert "`raptr` +0.071 ± 0.024" in which.take(few)
     assert "`progressive-stacking`" in which.limits(few)  # not measured
+    assert "length; causal language modelling; UL2." in which.limits(few)
+    unfinished = found | {"causal-12x256": None}
+    assert "UL2, whose search for learning rates has not ended ([ul2-12x256]" in which.limits(unfinished)
     assert "examples/long.yaml" in which.commands(few)
     assert "evidence/" not in which.commands(few)
 

@@ -68,12 +68,12 @@ def limits(records: Records) -> str:
     sizes = dict.fromkeys(f"{place.layers}×{place.width}" for place in places)
     lengths = [place.tokens_per_weight for place in places]
     kinds = dict.fromkeys(KINDS[place.objective] for place in places)
-    others = [name for objective, name in KINDS.items() if objective not in {place.objective for place in places}]
+    others = [_left_out(objective, records) for objective in KINDS if KINDS[objective] not in kinds]
     said = [
         f"**Measured**: {_listed(sizes)} (layers × width), {min(lengths):.2g} to {max(lengths):.2g} tokens per weight"
     ]
     said[0] += f", {_listed(kinds)}."
-    said.append(f"**Not measured**: any other size or length; {_listed(others)}." if others else "")
+    said.append(f"**Not in the table**: {'; '.join(['any other size or length', *others])}.")
     said.append(
         "There `--method auto` takes the method that was best in the nearest measurement, and says so when that is far."
     )
@@ -82,10 +82,18 @@ def limits(records: Records) -> str:
         said.append(f"No measurement yet: {_listed(missing)}.")
     if older := {f"`{row.method['name']}` ({_length(row.place)})" for row in _one_each(rows, rows) if row.older}:
         said.append(
-            "Measured in [compare.md](compare.md), where every run decayed over as many steps, so that reduced decayed "
-            f"over a larger share of its own, and most ran at one learning rate: {_listed(sorted(older))}."
+            "From [compare.md](compare.md), where every run decayed over the same number of steps (reduced over a "
+            f"larger share of its own) and most ran at one learning rate: {_listed(sorted(older))}."
         )
     return " ".join(filter(None, said))
+
+
+def _left_out(objective: str, records: Records) -> str:
+    """An objective that no row of the table has, and its comparisons: they have not found all learning rates yet."""
+    configs = {name: record["configs"]["full"] for name, record in records.items() if record}
+    own = [name for name, config in configs.items() if config.get("objective", {}).get("name") == objective]
+    links = ", ".join(f"[{name}](evidence.md#{name})" for name in own)
+    return f"{KINDS[objective]}, whose search for learning rates has not ended ({links})" if own else KINDS[objective]
 
 
 def commands(records: Records) -> str:
@@ -128,7 +136,7 @@ def picture(records: Records) -> Figure:
     handles = [Line2D([], [], color=colour, marker=marker) for colour, marker in looks.values()]
     handles += [Line2D([], [], color=INK, linestyle="--"), Line2D([], [], color=GREY)]
     handles += [Line2D([], [], color=GREY, marker="o", fillstyle="none", linestyle="none")]
-    texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: a lead"]
+    texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: preliminary"]
     legend_below(figure, handles, texts, 4)
     return figure
 
@@ -209,7 +217,7 @@ def _places(rows: Iterable[Measured]) -> list[Place]:
 
 def _basis(found: Measured, place: Place) -> list[str]:
     page = "compare.md" if found.record == "compare" else f"evidence.md#{found.record}"
-    seeds = "one seed, a lead" if found.to_full.seeds == 1 else f"{found.to_full.seeds} seeds"
+    seeds = "one seed, preliminary" if found.to_full.seeds == 1 else f"{found.to_full.seeds} seeds"
     elsewhere = "" if found.place == place else f", measured at {_model(found.place)}, {_length(found.place)}"
     return [
         f"{found.flops:.2f}",
