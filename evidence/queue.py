@@ -79,7 +79,7 @@ class Standing:
 
 
 def read_queue(path: Path = QUEUE) -> list[Item]:
-    """The comparisons in the order of their worth."""
+    """The comparisons, the most useful first."""
     return [_item(entry) for entry in read_yaml(path, "queue")]
 
 

@@ -14,7 +14,7 @@ from raptr.models.registry import FAMILIES
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "raptr"
 
-# each room may import from these (and from itself); the plain modules at the top belong to no room
+# each package may import from these (and from itself); the plain modules at the top belong to no package
 ALLOWED: dict[str, set[str]] = {
     "files": set(),
     "hashing": set(),
@@ -87,42 +87,42 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_one_way(path: Path) -> None:
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     used = {name.split(".")[1] for name in imports(path) if name.startswith("raptr.")}
-    rooms = {name for name in used if (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists()}
-    assert rooms <= ALLOWED[room] | {room}
+    packages = {name for name in used if (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists()}
+    assert packages <= ALLOWED[package] | {package}
 
 
-# Imports every module of a room where torch cannot be imported. The package's own __init__ is replaced by an empty one,
-# so that the rooms of a changed copy of the source can be imported.
+# Imports every module of a package where torch cannot be imported. The __init__ of raptr is replaced by an empty one,
+# so that the packages of a changed copy of the source can be imported.
 WITHOUT_TORCH = """
 import importlib, pkgutil, sys, types
-source, room = sys.argv[1:]
+source, package = sys.argv[1:]
 sys.modules["torch"] = None
-package = sys.modules["raptr"] = types.ModuleType("raptr")
-package.__path__ = [source]
-module = importlib.import_module(f"raptr.{room}")
-for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"raptr.{room}."):
+root = sys.modules["raptr"] = types.ModuleType("raptr")
+root.__path__ = [source]
+module = importlib.import_module(f"raptr.{package}")
+for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"raptr.{package}."):
     importlib.import_module(found.name)
 """
 
 
-def fault_without_torch(source: Path, room: str) -> str:
-    """What importing a room says where there is no torch; nothing if all is well."""
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(source), room]
+def fault_without_torch(source: Path, package: str) -> str:
+    """What importing a package says where there is no torch; nothing if all is well."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(source), package]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
     return done.stderr.strip() if done.returncode else ""
 
 
 @pytest.mark.parametrize(
-    "room",
+    "package",
     ["files", "hashing", "settings", "subnetworks", "growth.plan", "methods", "models.registry", "report", "recipes"],
 )
-def test_rooms_without_torch(room: str) -> None:
-    assert fault_without_torch(SOURCE, room) == ""
+def test_packages_without_torch(package: str) -> None:
+    assert fault_without_torch(SOURCE, package) == ""
 
 
-def test_torch_is_found_behind_another_room(tmp_path: Path) -> None:
+def test_torch_is_found_behind_another_package(tmp_path: Path) -> None:
     broken = shutil.copytree(SOURCE, tmp_path / "raptr", ignore=shutil.ignore_patterns("__pycache__"))
     with (broken / "hashing.py").open("a") as file:
         file.write("\nimport torch\n")
@@ -130,9 +130,9 @@ def test_torch_is_found_behind_another_room(tmp_path: Path) -> None:
     assert fault_without_torch(broken, "report") == ""
 
 
-@pytest.mark.parametrize("room", ["train", "comparison", "studies/stability.py", "cli.py"])
-def test_what_trains_names_no_family_of_models(room: str) -> None:
-    place = SOURCE / room
+@pytest.mark.parametrize("package", ["train", "comparison", "studies/stability.py", "cli.py"])
+def test_what_trains_names_no_family_of_models(package: str) -> None:
+    place = SOURCE / package
     for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
         packages = {name.split(".")[2] for name in imports(path) if name.startswith("raptr.models.")}
         assert packages.isdisjoint(FAMILIES), path
@@ -148,7 +148,7 @@ def test_methods_know_plans_of_growth_not_tensors() -> None:
 
 
 def test_what_is_read_knows_nothing_of_preparing() -> None:
-    readers = [path for room in ("objectives", "models") for path in (SOURCE / room).rglob("*.py")]
+    readers = [path for package in ("objectives", "models") for path in (SOURCE / package).rglob("*.py")]
     readers += (SOURCE / "data").glob("*.py")
     assert len(readers) > 10
     for path in readers:

@@ -111,6 +111,14 @@ def test_the_readme_quotes_the_long_runs() -> None:
             assert f"{abs(difference.mean):.3f} ± {difference.interval:.3f} {side}" in README
 
 
+@pytest.mark.parametrize("name", ["causal-12x256", "ul2-12x256"])
+def test_the_readme_quotes_the_decoders(name: str) -> None:
+    record = json.loads((ROOT / f"docs/results/evidence/{name}.json").read_text(encoding="utf-8"))
+    for row in finals(read_rows(record)):
+        if row.to_full is not None:
+            assert f"{abs(row.to_full.mean):.3f} {'better' if row.to_full.mean < 0 else 'worse'}" in README, row.label
+
+
 def test_the_command_for_the_advised_method_spends_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,7 +183,12 @@ def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:
         assert len(figure.axes) == len({row.split("|")[1] for row in rows})
     assert "`stacking 6-8-10-12`" in which.take(few)
     assert "`raptr` +0.071 ± 0.024" in which.take(few)
+    assert "0.069 ± 0.030 above full training with 0.76 of its FLOPs" in which.answer(few)
+    assert "0.030 ± 0.029 below full training with as few FLOPs (3 seeds)." in which.answer(few)
     assert "`progressive-stacking`" in which.limits(few)  # not measured
+    assert "length; causal language modelling; UL2." in which.limits(few)
+    unfinished = found | {"causal-12x256": None}
+    assert "UL2, whose search for learning rates has not ended ([ul2-12x256]" in which.limits(unfinished)
     assert "examples/long.yaml" in which.commands(few)
     assert "evidence/" not in which.commands(few)
 

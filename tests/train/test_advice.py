@@ -59,7 +59,7 @@ def test_three_seeds_come_before_one() -> None:
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02)) == "stacking"
     assert chosen(row(DOUBLING, 0.02, seeds=1), row(GRADUAL, 0.05)) == "stacking"
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02, longer=1.3)) == "stacking"
-    # a lead that is as good as full training comes before what is only better than full training with the same FLOPs
+    # one seed that is as good as full training comes before what is only better than full training with the same FLOPs
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, 0.02)) == "progressive-stacking"
 
 
@@ -163,7 +163,7 @@ def test_auto_says_where_only_reduced_training_is_beaten_or_nothing_is(
     asked = ["--method", "auto", *MEASURED, "--steps", "5800"]
     monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, 0.03, seeds=1),))
     some = said(monkeypatch, capsys, *asked)
-    for word in ("stacking 6-8-10-12", "0.030 above", "0.070 below", "one seed, a lead"):
+    for word in ("stacking 6-8-10-12", "0.030 above", "0.070 below", "one seed, preliminary"):
         assert word in some
     monkeypatch.setattr(advice, "table", lambda: (row(GRADUAL, 0.2),))
     none = said(monkeypatch, capsys, *asked)

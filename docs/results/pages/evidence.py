@@ -36,7 +36,7 @@ def _found(name: str, record: Mapping[str, Any]) -> list[str]:
     finished, planned = record["finished"], record["planned"]
     said = [f"{finished} runs." if finished == planned else f"**Partial: {finished} of {planned} runs.**"]
     if max(row.loss.n if row.loss else 0 for row in best) < 2:
-        said.append("**One seed: a lead**, no finding.")
+        said.append("**One seed: preliminary.**")
     full = next((run for run in record["runs"] if run["label"] == FULL), None)
     if full is not None:
         said.append(

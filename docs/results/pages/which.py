@@ -28,16 +28,18 @@ FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas",
 
 
 def answer(records: Records) -> str:
-    """The advice for the longest training of each kind of model that has three seeds, in a sentence."""
-    rows = measurements(records)
+    """The advice for the longest training with each objective, in a sentence; three seeds come before fewer."""
+    rows, taken = measurements(records), dict[str, Measured]()
     found = [best(place, [row for row in rows if row.place == place]) for place in _places(rows)]
-    known = [row for row in found if row is not None and row.to_full.seeds >= SEEDS]
-    known.sort(key=lambda row: (row.place.tokens_per_weight, -row.to_full.mean))
-    sure = {row.place.objective: row for row in known}
-    return "\n".join(
+    known = [row for row in found if row is not None]
+    known.sort(key=lambda row: (row.to_full.seeds < SEEDS, -row.place.tokens_per_weight, row.to_full.mean))
+    for row in known:
+        taken.setdefault(row.place.objective, row)
+    return "\n\n".join(
         f"**At {row.place} ({KINDS[objective]}) take `{named(row.method)}`**: it ended {row.to_full} full training "
-        f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, in {row.to_full.seeds} seeds."
-        for objective, row in sure.items()
+        f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, and {row.to_reduced} full training "
+        f"with as few FLOPs ({_seeds(row)})."
+        for objective, row in taken.items()
     )
 
 
@@ -68,12 +70,12 @@ def limits(records: Records) -> str:
     sizes = dict.fromkeys(f"{place.layers}×{place.width}" for place in places)
     lengths = [place.tokens_per_weight for place in places]
     kinds = dict.fromkeys(KINDS[place.objective] for place in places)
-    others = [name for objective, name in KINDS.items() if objective not in {place.objective for place in places}]
+    others = [_left_out(objective, records) for objective in KINDS if KINDS[objective] not in kinds]
     said = [
         f"**Measured**: {_listed(sizes)} (layers × width), {min(lengths):.2g} to {max(lengths):.2g} tokens per weight"
     ]
     said[0] += f", {_listed(kinds)}."
-    said.append(f"**Not measured**: any other size or length; {_listed(others)}." if others else "")
+    said.append(f"**Not in the table**: {'; '.join(['any other size or length', *others])}.")
     said.append(
         "There `--method auto` takes the method that was best in the nearest measurement, and says so when that is far."
     )
@@ -82,10 +84,18 @@ def limits(records: Records) -> str:
         said.append(f"No measurement yet: {_listed(missing)}.")
     if older := {f"`{row.method['name']}` ({_length(row.place)})" for row in _one_each(rows, rows) if row.older}:
         said.append(
-            "Measured in [compare.md](compare.md), where every run decayed over as many steps, so that reduced decayed "
-            f"over a larger share of its own, and most ran at one learning rate: {_listed(sorted(older))}."
+            "From [compare.md](compare.md), where every run decayed over the same number of steps (reduced over a "
+            f"larger share of its own) and most ran at one learning rate: {_listed(sorted(older))}."
         )
     return " ".join(filter(None, said))
+
+
+def _left_out(objective: str, records: Records) -> str:
+    """An objective that no row of the table has, and its comparisons: they have not found all learning rates yet."""
+    configs = {name: record["configs"]["full"] for name, record in records.items() if record}
+    own = [name for name, config in configs.items() if config.get("objective", {}).get("name") == objective]
+    links = ", ".join(f"[{name}](evidence.md#{name})" for name in own)
+    return f"{KINDS[objective]}, whose search for learning rates has not ended ({links})" if own else KINDS[objective]
 
 
 def commands(records: Records) -> str:
@@ -128,7 +138,7 @@ def picture(records: Records) -> Figure:
     handles = [Line2D([], [], color=colour, marker=marker) for colour, marker in looks.values()]
     handles += [Line2D([], [], color=INK, linestyle="--"), Line2D([], [], color=GREY)]
     handles += [Line2D([], [], color=GREY, marker="o", fillstyle="none", linestyle="none")]
-    texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: a lead"]
+    texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: preliminary"]
     legend_below(figure, handles, texts, 4)
     return figure
 
@@ -209,15 +219,18 @@ def _places(rows: Iterable[Measured]) -> list[Place]:
 
 def _basis(found: Measured, place: Place) -> list[str]:
     page = "compare.md" if found.record == "compare" else f"evidence.md#{found.record}"
-    seeds = "one seed, a lead" if found.to_full.seeds == 1 else f"{found.to_full.seeds} seeds"
     elsewhere = "" if found.place == place else f", measured at {_model(found.place)}, {_length(found.place)}"
     return [
         f"{found.flops:.2f}",
         f"{found.longer:.2f}×",
         _shown(found.to_full),
         _shown(found.to_reduced),
-        f"{seeds}, [{found.record}]({page}){elsewhere}",
+        f"{_seeds(found)}, [{found.record}]({page}){elsewhere}",
     ]
+
+
+def _seeds(row: Measured) -> str:
+    return "one seed, preliminary" if row.to_full.seeds == 1 else f"{row.to_full.seeds} seeds"
 
 
 def _model(place: Place) -> str:

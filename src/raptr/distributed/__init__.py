@@ -1,1 +1,1 @@
-"""One process or many: the only room that knows ranks and meshes."""
+"""One process or many: the only package that knows ranks and meshes."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it imports this module
 
 AUTO = "auto"  # method.name: take what was best in the nearest measurement
 TABLE = Path(__file__).with_name("measured.json")
-SEEDS = 3  # fewer are a lead
+SEEDS = 3  # what rests on fewer is preliminary
 NEAR = 2.0  # a measurement is far where depth, width or tokens per weight differ by a larger factor
 REACH = 4.0  # methods that were measured within this factor are compared with each other
 SAME = 1.005  # relative steps that count as the same

@@ -120,7 +120,7 @@ def _far(place: Place, measured: Place) -> list[str]:
 
 
 def _seeds(row: Measured) -> str:
-    return "one seed, a lead" if row.to_full.seeds == 1 else f"{row.to_full.seeds} seeds"
+    return "one seed, preliminary" if row.to_full.seeds == 1 else f"{row.to_full.seeds} seeds"
 
 
 def plan_table(plan: Plan) -> Table:
