@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from raptr.integrations.lightning import SubnetworkCallback
+from raptr.integrations.steps import stepwise
 from raptr.methods import make_method
 from raptr.models.attach import attach, running
 from raptr.subnetworks import Shape
@@ -311,6 +312,49 @@ def test_a_batch_that_is_left_out_changes_nothing(tmp_path: Path, policy: str, c
     states = [torch.load(tmp_path / f"step={step}.ckpt")["state_dict"] for step in (3, 4, 5)]
     assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
     assert not all(torch.equal(weight, states[2][name]) for name, weight in states[1].items())
+
+
+class LeavesOutMicroBatch(Module):
+    """Leaves out one of the two micro-batches of each step."""
+
+    def __init__(self, place: int, *, called: bool) -> None:
+        super().__init__()
+        self.place, self.called = place, called
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        left_out = batch_idx % 2 == self.place
+        if left_out and not self.called:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        return None if left_out else loss
+
+
+@pytest.mark.parametrize("interval", [None, 3], ids=["", "validated between micro-batches"])
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_step_is_made_of_the_micro_batches_that_are_not_left_out(
+    tmp_path: Path, place: int, called: bool, interval: int | None
+) -> None:
+    module, callback = LeavesOutMicroBatch(place, called=called), raptr()
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "num_sanity_val_steps": 0, "val_check_interval": interval}
+    trainer(tmp_path, callback, **settings).fit(module, rows(), rows(4))
+    assert module.ran == [kept for kept in subnetworks() for _ in range(1 + called)]
+    assert callback.steps is not None
+    assert callback.steps.steps_run == STEPS
+    assert whole(module.model)
+    expected = Module()
+    optimizer = expected.configure_optimizers()
+    steps = stepwise(expected, "raptr", steps=STEPS, schedule=SCHEDULE, scaling="sqrt")
+    batches = list(rows())
+    for step in range(STEPS):
+        steps.begin(step)
+        loss: Any = expected.training_step(batches[(2 * step + 1 - place) % 10], 0)
+        (loss / 2).backward()
+        steps.end()
+        nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert equal(module, expected)
 
 
 def test_an_exception_leaves_the_whole_model(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class Steps:
         self.stage = self.size = 0
         self._step: int | None = None
         self._last: int | None = None  # the last step that was begun, since weights were loaded
+        self._ran: int | None = None  # the last step that was closed after the model had run in it
         self._subnetwork: Subnetwork | None = None
         self._handled: BaseException | None = None  # a whole training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
@@ -121,7 +122,10 @@ class Steps:
         ]
 
     def end(self) -> None:
-        """End the step: the whole model is back."""
+        """End the step: the whole model is back.
+
+        An error if the model did not run in it; a part of the step that was closed counts too.
+        """
         if self._step is None:
             raise RuntimeError(
                 "end(): no step is open. Call begin(step) before the forward pass. A call of the model in evaluation "
@@ -131,10 +135,13 @@ class Steps:
         if sys.exception() is not self._handled:  # in a `finally` clause: the exception says what went wrong
             self.close()
             return
-        assert context is not None
-        self._step = self._running = None
-        self._unhook()
-        context.__exit__(None, None, None)  # an error if the model did not run
+        if self._ran == step:  # micro-batches of Lightning are closed one by one, and the last may be left out
+            self.close()
+        else:
+            assert context is not None
+            self._step = self._running = None
+            self._unhook()
+            context.__exit__(None, None, None)  # an error if the model did not run
         assert self._subnetwork is not None
         self.stage, self.size = self.method.phase_index(step) + 1, self._subnetwork.size
         self.steps_run += 1
@@ -180,6 +187,8 @@ class Steps:
 
     def _leave(self) -> None:
         """Leave `running` as an exception would, which asks no questions."""
+        if self._step is not None and self.routed.called:
+            self._ran = self._step
         context, self._running, self._step = self._running, None, None
         if context is not None:
             context.__exit__(GeneratorExit, GeneratorExit(), None)
