@@ -1,9 +1,12 @@
 """Growth inside a model that has all its layers trains what a model that is built anew at each growth does."""
 
 import copy
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as hf
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from raptr import attach, idle, make_method, running, stepwise
+from raptr.integrations.steps import Steps
 from raptr.methods import Method
 from raptr.subnetworks import Shape
 from tests.integrations.tiny import llama, whole
@@ -356,3 +360,52 @@ def test_several_optimizers_and_frozen_parameters() -> None:
             for key, value in optimizer.state.get(source, {}).items():
                 assert torch.equal(value, optimizer.state[target][key])
                 assert value is not optimizer.state[target][key]
+
+
+def test_frozen_weights_and_adapters_do_not_grow() -> None:
+    frozen = llama()
+    frozen.model.layers[0].requires_grad_(False)
+    adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"]))
+    models: list[tuple[nn.Module, str]] = [(frozen, "self_attn.q_proj.weight"), (adapted, "q_proj.base_layer.weight")]
+    for model, name in models:
+        optimizer = adamw(model)
+        with pytest.raises(ValueError, match=rf"stacking.*layer 4 .* layer 1, .*{name} is frozen.*such as raptr"):
+            stepwise(model, "stacking", steps=STEPS, schedule="3-6", optimizer=optimizer)
+        assert losses_of(stepwise(model, "raptr", steps=STEPS), optimizer)
+
+
+def losses_of(steps: Steps, optimizer: Optimizer, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, STEPS):
+        steps.begin(step)
+        loss = steps.routed.model(**batch(step)).loss
+        loss.backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_loaded_weights_that_growth_overwrites_are_announced(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    config = hf.AutoConfig.from_pretrained(tmp_path)
+
+    def warned(model: nn.Module, name: str, first: int = 0, **settings: Any) -> list[str]:
+        optimizer = adamw(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses_of(stepwise(model, name, steps=STEPS, optimizer=optimizer, **settings), optimizer, first)
+        return [str(entry.message) for entry in caught if "from_pretrained" in str(entry.message)]
+
+    load = hf.LlamaForCausalLM.from_pretrained
+    (message,) = warned(load(tmp_path), "progressive-stacking", schedule="2-3-6")
+    assert "method progressive-stacking overwrites 4 of the 6 layers at 'model.layers'" in message
+    assert "raptr" in message
+    assert "pld" in message
+    (message,) = warned(load(tmp_path, num_hidden_layers=8), "g-stack", schedule="4-8")
+    assert "overwrites 2 of the 8 layers" in message
+    assert not warned(load(tmp_path), "raptr")
+    assert not warned(load(tmp_path), "progressive-stacking", first=3, schedule="2-3-6")  # a checkpoint of this method
+    assert not warned(load(tmp_path, num_hidden_layers=12), "g-stack", schedule="6-12")  # grows what was loaded
+    assert not warned(hf.LlamaForCausalLM(config), "progressive-stacking", schedule="2-3-6")  # it has a name only

@@ -23,6 +23,8 @@ from raptr.models.attach import Routed
 from raptr.models.blockcalls import original
 from raptr.subnetworks import Subnetwork
 
+LOADED = "_is_hf_initialized"  # an attribute that `from_pretrained` gives parameters which the checkpoint had
+
 
 @final
 class InPlace:
@@ -51,6 +53,12 @@ class InPlace:
         for start, plan in self.growths.items():
             if first <= start <= step:
                 self._apply(plan)
+
+    def loaded(self) -> list[int]:
+        """The layers that a growth will overwrite and that `from_pretrained` of transformers has loaded."""
+        made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
+        layers = [start + layer for start in self._starts for layer in sorted(made)]
+        return [layer for layer in layers if any(hasattr(one, LOADED) for one in self._tensors(layer).values())]
 
     def _apply(self, plan: Growth) -> None:
         if plan.moments == "reset":
@@ -115,6 +123,13 @@ class InPlace:
                     f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
                     f"{source + 1}, which has no {name} of the same shape. Use a method of constant shape, such as "
                     "raptr."
+                )
+            frozen = isinstance(target, nn.Parameter) and not (target.requires_grad and found.requires_grad)
+            if frozen and not torch.equal(found, target):  # a constant table or norm is the same in all layers
+                raise ValueError(
+                    f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
+                    f"{source + 1}, but {name} is frozen: growth is for models that train as a whole, not for adapters "
+                    "or parts of a trained model. Use a method of constant shape, such as raptr."
                 )
 
     def _check_optimizers(self, method: Method) -> None:

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -82,6 +83,8 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
+        if step == 0:  # later the layers are those of this training
+            _warn_of_loaded(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
         self._last = step
@@ -282,6 +285,18 @@ def warn_of_missing(method: Method, step: int) -> None:
         warnings.warn(
             f"these are the weights of step {step:,} of {method.steps:,}, when the model of method {method.name} had "
             f"{had} of its {layers} layers: the others are not trained. Use weights from the last stage.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_loaded(steps: Steps) -> None:
+    """Warn where growth will overwrite pretrained weights."""
+    loaded, first = steps.inplace.loaded(), not dist.is_initialized() or dist.get_rank() == 0
+    if loaded and first:
+        warnings.warn(
+            f"method {steps.method.name} overwrites {len(loaded)} of the {steps.routed.layers} layers at "
+            f"{steps.routed.path!r}, which from_pretrained has loaded, with copies of lower layers: it is for training "
+            "from random weights. Methods such as raptr and pld keep all weights.",
             stacklevel=3,
         )
 
