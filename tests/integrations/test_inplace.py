@@ -409,3 +409,23 @@ def test_loaded_weights_that_growth_overwrites_are_announced(tmp_path: Path) -> 
     assert not warned(load(tmp_path), "progressive-stacking", first=3, schedule="2-3-6")  # a checkpoint of this method
     assert not warned(load(tmp_path, num_hidden_layers=12), "g-stack", schedule="6-12")  # grows what was loaded
     assert not warned(hf.LlamaForCausalLM(config), "progressive-stacking", schedule="2-3-6")  # it has a name only
+
+
+def test_a_second_training_of_a_model_that_has_grown_is_announced() -> None:
+    model = llama()
+    optimizer = adamw(model)
+
+    def train() -> None:
+        steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
+        losses_of(steps, optimizer)
+
+    train()  # a warning would be an error
+    with pytest.warns(UserWarning, match=r"overwrites 4 of the 6 layers.*has grown"):
+        train()
+
+
+def test_optimizers_may_come_from_an_iterator() -> None:
+    model = llama()
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=iter([optimizer]))
+    assert losses_of(steps, optimizer) == in_place("progressive-stacking", adamw)[1]

@@ -1,6 +1,7 @@
 """The callback in a stock Lightning `Trainer`."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -117,6 +118,16 @@ def test_a_run_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path) -> Non
         trained(tmp_path, raptr(schedule="3-4-5-6"), checkpoint=tmp_path / "step=10.ckpt", **settings)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_were_trained_without_the_callback_are_not_overwritten(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trained(tmp_path, saving, enable_checkpointing=True)
+    growing = SubnetworkCallback("progressive-stacking", schedule="2-3-6")  # growths at steps 3 and 7
+    with pytest.raises(ValueError, match=r"step 7 are not .*progressive-stacking.* at step 7 .*overwrite"):
+        trained(tmp_path, growing, checkpoint=tmp_path / "step=7.ckpt")
+    trained(tmp_path, SubnetworkCallback("raptr", schedule=SCHEDULE), checkpoint=tmp_path / "step=7.ckpt")
+
+
 @pytest.mark.parametrize("stop", [3, 5, 7])  # the growths are at steps 3 and 7
 def test_a_model_that_grows_is_judged_saved_and_resumed(tmp_path: Path, stop: int) -> None:
     def run(*callbacks: Callback, checkpoint: Path | None = None) -> Module:
@@ -150,6 +161,20 @@ def test_a_model_that_has_yet_to_grow_is_announced(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match=r"step 4 of 10.*had 3 of its 6 layers"):
         trained(tmp_path, SubnetworkCallback("progressive-stacking", schedule="2-3-6"), Stop())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_from_before_the_last_growth_is_announced_where_it_is_judged(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    run = trainer(tmp_path, SubnetworkCallback("stacking", schedule="3-6"), saving, enable_checkpointing=True)
+    module = Module()
+    run.fit(module, rows())
+    with pytest.warns(UserWarning, match=r"step 4 of 10.*had 3 of its 6 layers"):
+        run.validate(module, rows(4), ckpt_path=tmp_path / "step=4.ckpt")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.validate(module, rows(4), ckpt_path=tmp_path / "step=10.ckpt")
+    assert not [entry for entry in caught if "of its" in str(entry.message)]
 
 
 def test_all_micro_batches_of_a_step_run_one_subnetwork(tmp_path: Path) -> None:

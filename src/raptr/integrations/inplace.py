@@ -23,7 +23,9 @@ from raptr.models.attach import Routed
 from raptr.models.blockcalls import original
 from raptr.subnetworks import Subnetwork
 
-LOADED = "_is_hf_initialized"  # an attribute that `from_pretrained` gives parameters which the checkpoint had
+# Attributes of tensors: one that `from_pretrained` of transformers gives to those which the checkpoint had, and one
+# that a growth gives to those that it made.
+LOADED, GROWN = "_is_hf_initialized", "_raptr_grown"
 
 
 @final
@@ -54,11 +56,11 @@ class InPlace:
             if first <= start <= step:
                 self._apply(plan)
 
-    def loaded(self) -> list[int]:
-        """The layers that a growth will overwrite and that `from_pretrained` of transformers has loaded."""
+    def trained_before(self) -> list[int]:
+        """The layers that a growth will overwrite, and that were loaded or made by an earlier growth."""
         made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
         layers = [start + layer for start in self._starts for layer in sorted(made)]
-        return [layer for layer in layers if any(hasattr(one, LOADED) for one in self._tensors(layer).values())]
+        return [layer for layer in layers if any({LOADED, GROWN} & {*vars(t)} for t in self._tensors(layer).values())]
 
     def _apply(self, plan: Growth) -> None:
         if plan.moments == "reset":
@@ -79,6 +81,7 @@ class InPlace:
             if found is not None and found is not target:  # the same one where layers share it
                 with torch.no_grad():
                     target.copy_(found)
+                setattr(target, GROWN, True)
                 self._move_state(found, target, kept)
 
     def _move_state(self, source: Tensor, target: Tensor, kept: bool) -> None:

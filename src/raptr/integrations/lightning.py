@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
+from raptr.integrations.steps import Steps, go_on, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -63,6 +63,11 @@ class SubnetworkCallback(Callback):
         """Take what a checkpoint kept; used when training begins."""
         self._saved = state_dict
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say so if a checkpoint that is judged after training has layers that are not trained."""
+        if self.steps is not None and trainer.state.fn != TrainerFn.FITTING and trainer.is_global_zero:
+            warn_of_missing(self.steps.method, checkpoint["global_step"])
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the method for the steps to come."""
         _check_launch(trainer, pl_module)
@@ -78,9 +83,9 @@ class SubnetworkCallback(Callback):
             _check_ddp(trainer)
         if trainer.is_global_zero:
             warn_of_scales(self.steps.method)
-        if self._saved:
-            self.steps.resume(self._saved)
-            self._saved = None
+        if trainer.global_step:
+            go_on(self.steps, trainer.global_step, self._saved)
+        self._saved = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the step's subnetwork run."""

@@ -21,7 +21,7 @@ the whole model back. Without one, these bring it back: the next `begin` (an err
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, final
@@ -83,7 +83,7 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
-        if step == 0:  # later the layers are those of this training
+        if step == 0 and self._last is None:  # later the layers are those of this training
             _warn_of_loaded(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
@@ -225,7 +225,7 @@ def stepwise(
     blocks: str | Sequence[str] | None = None,
     mlp_parts: int | None = None,
     compile: bool = False,
-    optimizer: Optimizer | Sequence[Optimizer] = (),
+    optimizer: Optimizer | Iterable[Optimizer] = (),
     seed: int = 0,
     **settings: Any,
 ) -> Steps:
@@ -252,7 +252,7 @@ def stepwise(
         for block in routed.blocks:
             if block._compiled_call_impl is None:
                 block.compile()
-    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
+    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer))
 
 
 def _common_length(method: str, routed: Routed) -> int:
@@ -289,14 +289,31 @@ def warn_of_missing(method: Method, step: int) -> None:
         )
 
 
+def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
+    """Go on from a trainer's weights of `step`; `saved` is the method's state there, None if there was no method.
+
+    Layers that were trained without it must not be overwritten when it grows.
+    """
+    if saved:
+        steps.resume(saved)
+        return
+    ahead = [start for start in steps.inplace.growths if start >= step]
+    if ahead:
+        raise ValueError(
+            f"the weights of step {step:,} are not those of method {steps.method.name} with {steps.method.steps:,} "
+            f"steps, whose growth at step {ahead[0]:,} would overwrite trained layers. Train from the start, or use a "
+            "method of constant shape, such as raptr."
+        )
+
+
 def _warn_of_loaded(steps: Steps) -> None:
-    """Warn where growth will overwrite pretrained weights."""
-    loaded, first = steps.inplace.loaded(), not dist.is_initialized() or dist.get_rank() == 0
+    """Warn where growth will overwrite weights that were trained before."""
+    loaded, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
     if loaded and first:
         warnings.warn(
             f"method {steps.method.name} overwrites {len(loaded)} of the {steps.routed.layers} layers at "
-            f"{steps.routed.path!r}, which from_pretrained has loaded, with copies of lower layers: it is for training "
-            "from random weights. Methods such as raptr and pld keep all weights.",
+            f"{steps.routed.path!r}, which from_pretrained has loaded or an earlier training has grown, with copies of "
+            "lower layers: it is for training from random weights. Methods such as raptr and pld keep all weights.",
             stacklevel=3,
         )
 
