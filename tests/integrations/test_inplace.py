@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from raptr import attach, idle, make_method, running, stepwise
@@ -429,3 +429,18 @@ def test_optimizers_may_come_from_an_iterator() -> None:
     optimizer = adamw(model)
     steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=iter([optimizer]))
     assert losses_of(steps, optimizer) == in_place("progressive-stacking", adamw)[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, at the import
+def test_an_optimizer_whose_state_is_elsewhere_is_refused(tmp_path: Path) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = llama()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        with pytest.raises(ValueError, match=r"stacking copies.*ZeroRedundancyOptimizer.*Use FSDP2.*raptr"):
+            stepwise(model, "stacking", steps=STEPS, optimizer=optimizer)
+        assert losses_of(stepwise(model, "raptr", steps=STEPS), optimizer)
+    finally:
+        distributed.destroy_process_group()

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
@@ -210,6 +210,15 @@ def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
 def test_a_training_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"max_steps=-1.*Set max_steps"):
         trained(tmp_path, raptr(), max_steps=-1, max_epochs=-1)
+
+
+def test_accumulation_that_changes_needs_a_number_of_steps(tmp_path: Path) -> None:
+    changing = GradientAccumulationScheduler({0: 1, 1: 5})
+    with pytest.raises(ValueError, match=r"GradientAccumulationScheduler.*max_epochs=2.*Set max_steps"):
+        trained(tmp_path, raptr(), changing, max_steps=-1, max_epochs=2)
+    assert len(trained(tmp_path, raptr(), changing, max_steps=12).ran) == 20
+    constant = GradientAccumulationScheduler({0: 5})
+    assert len(trained(tmp_path, raptr(), constant, max_steps=-1, max_epochs=2).ran) == 20
 
 
 def test_validation_judges_what_the_method_says(tmp_path: Path) -> None:

@@ -136,6 +136,12 @@ class InPlace:
                 )
 
     def _check_optimizers(self, method: Method) -> None:
+        if any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self._optimizers):
+            raise ValueError(
+                f"method {method.name} copies what the optimizer knows about a layer, but ZeroRedundancyOptimizer "
+                "spreads it over the processes. Use FSDP2 or another optimizer, or a method of constant shape, such "
+                "as raptr."
+            )
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         for layer in range(self._routed.layers):

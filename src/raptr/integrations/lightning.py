@@ -25,6 +25,7 @@ from raptr.train.idle import Policy, idle
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn.parallel import DistributedDataParallel
@@ -71,6 +72,7 @@ class SubnetworkCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the method for the steps to come."""
         _check_launch(trainer, pl_module)
+        _check_accumulation(trainer)
         steps = trainer.estimated_stepping_batches
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(
@@ -153,6 +155,20 @@ def _check_launch(trainer: Trainer, module: LightningModule) -> None:
         raise ValueError(
             "FSDPStrategy is FSDP1, which is not supported: it flattens parameters, so that those of layers that did "
             "not run cannot be recognised. Use ModelParallelStrategy with fully_shard (FSDP2)."
+        )
+
+
+def _check_accumulation(trainer: Trainer) -> None:
+    """Refuse epochs of different numbers of steps: Lightning counts them all like the first."""
+    changing = [
+        callback
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler) and len({*callback.scheduling.values()}) > 1
+    ]
+    if changing and trainer.max_epochs != -1:
+        raise ValueError(
+            "GradientAccumulationScheduler changes the number of steps in an epoch, so that with "
+            f"max_epochs={trainer.max_epochs} it is not known how many there are. Set max_steps, and max_epochs=-1."
         )
 
 
