@@ -444,3 +444,35 @@ def test_an_optimizer_whose_state_is_elsewhere_is_refused(tmp_path: Path) -> Non
         assert losses_of(stepwise(model, "raptr", steps=STEPS), optimizer)
     finally:
         distributed.destroy_process_group()
+
+
+class Residual(nn.Module):
+    """A block with a constant of its layer, which no checkpoint has, and statistics, which it has."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.factor: Tensor
+        self.register_buffer("factor", torch.tensor(1.0 + layer), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.linear(x))
+        return x + self.factor * y
+
+
+def test_statistics_are_copied_and_constants_of_a_layer_are_not() -> None:
+    model = nn.Sequential(*(Residual(layer) for layer in range(4)))
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=4, schedule="2-4", optimizer=optimizer)
+    for step in range(3):
+        steps.begin(step)
+        if step == 2:
+            for lower, upper in ((0, 2), (1, 3)):
+                mean, copied = (model.get_buffer(f"{layer}.norm.running_mean") for layer in (lower, upper))
+                assert mean.any()
+                assert torch.equal(mean, copied)
+        model(torch.randn(16, 8)).square().mean().backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [model.get_buffer(f"{layer}.factor") for layer in range(4)] == [1, 2, 3, 4]

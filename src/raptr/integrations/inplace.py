@@ -92,10 +92,17 @@ class InPlace:
                 optimizer.state[target] = {key: _copied(value) for key, value in optimizer.state[source].items()}
 
     def _tensors(self, layer: int) -> dict[str, Tensor]:
-        """The parameters and buffers of a block; under FSDP2 the shards."""
+        """What checkpoints have of a block: its parameters and buffers, under FSDP2 the shards.
+
+        A buffer that they do not have is a constant of its layer, and is there again after a resume.
+        """
         block = original(self._routed.blocks[layer])
         reshard(block)
-        return {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        constants = {
+            id(module._buffers[name]) for module in block.modules() for name in module._non_persistent_buffers_set
+        }
+        buffers = {name: buffer for name, buffer in block.named_buffers() if id(buffer) not in constants}
+        return {**dict(block.named_parameters()), **buffers}
 
     def _check(self, method: Method) -> None:
         """Refuse a method whose growth cannot be made in this model."""
