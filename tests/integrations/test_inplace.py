@@ -1,16 +1,20 @@
 """Growth inside a model that has all its layers trains what a model that is built anew at each growth does."""
 
 import copy
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from raptr import attach, idle, make_method, running, stepwise
+from raptr.integrations.steps import Steps
 from raptr.methods import Method
 from raptr.subnetworks import Shape
 from tests.integrations.tiny import llama, whole
@@ -356,3 +360,119 @@ def test_several_optimizers_and_frozen_parameters() -> None:
             for key, value in optimizer.state.get(source, {}).items():
                 assert torch.equal(value, optimizer.state[target][key])
                 assert value is not optimizer.state[target][key]
+
+
+def test_frozen_weights_and_adapters_do_not_grow() -> None:
+    frozen = llama()
+    frozen.model.layers[0].requires_grad_(False)
+    adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"]))
+    models: list[tuple[nn.Module, str]] = [(frozen, "self_attn.q_proj.weight"), (adapted, "q_proj.base_layer.weight")]
+    for model, name in models:
+        optimizer = adamw(model)
+        with pytest.raises(ValueError, match=rf"stacking.*layer 4 .* layer 1, .*{name} is frozen.*such as raptr"):
+            stepwise(model, "stacking", steps=STEPS, schedule="3-6", optimizer=optimizer)
+        assert losses_of(stepwise(model, "raptr", steps=STEPS), optimizer)
+
+
+def losses_of(steps: Steps, optimizer: Optimizer, first: int = 0) -> list[float]:
+    losses = []
+    for step in range(first, STEPS):
+        steps.begin(step)
+        loss = steps.routed.model(**batch(step)).loss
+        loss.backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_loaded_weights_that_growth_overwrites_are_announced(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    config = hf.AutoConfig.from_pretrained(tmp_path)
+
+    def warned(model: nn.Module, name: str, first: int = 0, **settings: Any) -> list[str]:
+        optimizer = adamw(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses_of(stepwise(model, name, steps=STEPS, optimizer=optimizer, **settings), optimizer, first)
+        return [str(entry.message) for entry in caught if "from_pretrained" in str(entry.message)]
+
+    load = hf.LlamaForCausalLM.from_pretrained
+    (message,) = warned(load(tmp_path), "progressive-stacking", schedule="2-3-6")
+    assert "method progressive-stacking overwrites 4 of the 6 layers at 'model.layers'" in message
+    assert "raptr" in message
+    assert "pld" in message
+    (message,) = warned(load(tmp_path, num_hidden_layers=8), "g-stack", schedule="4-8")
+    assert "overwrites 2 of the 8 layers" in message
+    assert not warned(load(tmp_path), "raptr")
+    assert not warned(load(tmp_path), "progressive-stacking", first=3, schedule="2-3-6")  # a checkpoint of this method
+    assert not warned(load(tmp_path, num_hidden_layers=12), "g-stack", schedule="6-12")  # grows what was loaded
+    assert not warned(hf.LlamaForCausalLM(config), "progressive-stacking", schedule="2-3-6")  # it has a name only
+
+
+def test_a_second_training_of_a_model_that_has_grown_is_announced() -> None:
+    model = llama()
+    optimizer = adamw(model)
+
+    def train() -> None:
+        steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
+        losses_of(steps, optimizer)
+
+    train()  # a warning would be an error
+    with pytest.warns(UserWarning, match=r"overwrites 4 of the 6 layers.*has grown"):
+        train()
+
+
+def test_optimizers_may_come_from_an_iterator() -> None:
+    model = llama()
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=iter([optimizer]))
+    assert losses_of(steps, optimizer) == in_place("progressive-stacking", adamw)[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, at the import
+def test_an_optimizer_whose_state_is_elsewhere_is_refused(tmp_path: Path) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = llama()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        with pytest.raises(ValueError, match=r"stacking copies.*ZeroRedundancyOptimizer.*Use FSDP2.*raptr"):
+            stepwise(model, "stacking", steps=STEPS, optimizer=optimizer)
+        assert losses_of(stepwise(model, "raptr", steps=STEPS), optimizer)
+    finally:
+        distributed.destroy_process_group()
+
+
+class Residual(nn.Module):
+    """A block with a constant of its layer, which no checkpoint has, and statistics, which it has."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.factor: Tensor
+        self.register_buffer("factor", torch.tensor(1.0 + layer), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.linear(x))
+        return x + self.factor * y
+
+
+def test_statistics_are_copied_and_constants_of_a_layer_are_not() -> None:
+    model = nn.Sequential(*(Residual(layer) for layer in range(4)))
+    optimizer = adamw(model)
+    steps = stepwise(model, "progressive-stacking", steps=4, schedule="2-4", optimizer=optimizer)
+    for step in range(3):
+        steps.begin(step)
+        if step == 2:
+            for lower, upper in ((0, 2), (1, 3)):
+                mean, copied = (model.get_buffer(f"{layer}.norm.running_mean") for layer in (lower, upper))
+                assert mean.any()
+                assert torch.equal(mean, copied)
+        model(torch.randn(16, 8)).square().mean().backward()
+        steps.end()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [model.get_buffer(f"{layer}.factor") for layer in range(4)] == [1, 2, 3, 4]

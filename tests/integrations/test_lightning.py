@@ -1,6 +1,7 @@
 """The callback in a stock Lightning `Trainer`."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -8,13 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from raptr.integrations.lightning import SubnetworkCallback
+from raptr.integrations.steps import stepwise
 from raptr.methods import make_method
 from raptr.models.attach import attach, running
 from raptr.subnetworks import Shape
@@ -116,6 +118,16 @@ def test_a_run_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path) -> Non
         trained(tmp_path, raptr(schedule="3-4-5-6"), checkpoint=tmp_path / "step=10.ckpt", **settings)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_were_trained_without_the_callback_are_not_overwritten(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trained(tmp_path, saving, enable_checkpointing=True)
+    growing = SubnetworkCallback("progressive-stacking", schedule="2-3-6")  # growths at steps 3 and 7
+    with pytest.raises(ValueError, match=r"step 7 are not .*progressive-stacking.* at step 7 .*overwrite"):
+        trained(tmp_path, growing, checkpoint=tmp_path / "step=7.ckpt")
+    trained(tmp_path, SubnetworkCallback("raptr", schedule=SCHEDULE), checkpoint=tmp_path / "step=7.ckpt")
+
+
 @pytest.mark.parametrize("stop", [3, 5, 7])  # the growths are at steps 3 and 7
 def test_a_model_that_grows_is_judged_saved_and_resumed(tmp_path: Path, stop: int) -> None:
     def run(*callbacks: Callback, checkpoint: Path | None = None) -> Module:
@@ -151,6 +163,20 @@ def test_a_model_that_has_yet_to_grow_is_announced(tmp_path: Path) -> None:
         trained(tmp_path, SubnetworkCallback("progressive-stacking", schedule="2-3-6"), Stop())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_from_before_the_last_growth_is_announced_where_it_is_judged(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    run = trainer(tmp_path, SubnetworkCallback("stacking", schedule="3-6"), saving, enable_checkpointing=True)
+    module = Module()
+    run.fit(module, rows())
+    with pytest.warns(UserWarning, match=r"step 4 of 10.*had 3 of its 6 layers"):
+        run.validate(module, rows(4), ckpt_path=tmp_path / "step=4.ckpt")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.validate(module, rows(4), ckpt_path=tmp_path / "step=10.ckpt")
+    assert not [entry for entry in caught if "of its" in str(entry.message)]
+
+
 def test_all_micro_batches_of_a_step_run_one_subnetwork(tmp_path: Path) -> None:
     module = trained(tmp_path, raptr(), accumulate_grad_batches=3)
     counts = [3, 3, 3, 1] * 3  # an epoch has ten batches of four rows
@@ -184,6 +210,15 @@ def test_epochs_give_the_number_of_steps(tmp_path: Path) -> None:
 def test_a_training_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"max_steps=-1.*Set max_steps"):
         trained(tmp_path, raptr(), max_steps=-1, max_epochs=-1)
+
+
+def test_accumulation_that_changes_needs_a_number_of_steps(tmp_path: Path) -> None:
+    changing = GradientAccumulationScheduler({0: 1, 1: 5})
+    with pytest.raises(ValueError, match=r"GradientAccumulationScheduler.*max_epochs=2.*Set max_steps"):
+        trained(tmp_path, raptr(), changing, max_steps=-1, max_epochs=2)
+    assert len(trained(tmp_path, raptr(), changing, max_steps=12).ran) == 20
+    constant = GradientAccumulationScheduler({0: 5})
+    assert len(trained(tmp_path, raptr(), constant, max_steps=-1, max_epochs=2).ran) == 20
 
 
 def test_validation_judges_what_the_method_says(tmp_path: Path) -> None:
@@ -311,6 +346,49 @@ def test_a_batch_that_is_left_out_changes_nothing(tmp_path: Path, policy: str, c
     states = [torch.load(tmp_path / f"step={step}.ckpt")["state_dict"] for step in (3, 4, 5)]
     assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
     assert not all(torch.equal(weight, states[2][name]) for name, weight in states[1].items())
+
+
+class LeavesOutMicroBatch(Module):
+    """Leaves out one of the two micro-batches of each step."""
+
+    def __init__(self, place: int, *, called: bool) -> None:
+        super().__init__()
+        self.place, self.called = place, called
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        left_out = batch_idx % 2 == self.place
+        if left_out and not self.called:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        return None if left_out else loss
+
+
+@pytest.mark.parametrize("interval", [None, 3], ids=["", "validated between micro-batches"])
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_step_is_made_of_the_micro_batches_that_are_not_left_out(
+    tmp_path: Path, place: int, called: bool, interval: int | None
+) -> None:
+    module, callback = LeavesOutMicroBatch(place, called=called), raptr()
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "num_sanity_val_steps": 0, "val_check_interval": interval}
+    trainer(tmp_path, callback, **settings).fit(module, rows(), rows(4))
+    assert module.ran == [kept for kept in subnetworks() for _ in range(1 + called)]
+    assert callback.steps is not None
+    assert callback.steps.steps_run == STEPS
+    assert whole(module.model)
+    expected = Module()
+    optimizer = expected.configure_optimizers()
+    steps = stepwise(expected, "raptr", steps=STEPS, schedule=SCHEDULE, scaling="sqrt")
+    batches = list(rows())
+    for step in range(STEPS):
+        steps.begin(step)
+        loss: Any = expected.training_step(batches[(2 * step + 1 - place) % 10], 0)
+        (loss / 2).backward()
+        steps.end()
+        nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert equal(module, expected)
 
 
 def test_an_exception_leaves_the_whole_model(tmp_path: Path) -> None:

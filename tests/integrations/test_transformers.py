@@ -485,6 +485,20 @@ def test_a_model_that_has_yet_to_grow_is_announced(tmp_path: Path) -> None:
         growing(learning_rate=10.0, load_best_model_at_end=True, metric_for_best_model="eval_loss", **settings)
 
 
+def test_layers_that_were_trained_without_the_callback_are_not_overwritten(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 5}
+    trainer(tmp_path, **settings).train()
+    shutil.rmtree(tmp_path / "checkpoint-10")
+    growing = SubnetworkCallback("progressive-stacking", **GROWING)
+    with pytest.raises(ValueError, match=r"step 5 are not .*progressive-stacking.* at step 7 .*overwrite"):
+        trainer(tmp_path, growing, **settings).train(resume_from_checkpoint=True)
+    early = SubnetworkCallback("g-stack", schedule="3-6", growth_at=0.4)
+    run = trainer(tmp_path, early, **settings)
+    run.train(resume_from_checkpoint=True)  # its growth is over; the checkpoint of step 10 keeps its settings
+    callbacks: Any = run.state.stateful_callbacks
+    assert callbacks["SubnetworkCallback"]["attributes"]["saved"]["steps_run"] == 5
+
+
 def test_growth_in_the_trainer_is_that_of_a_plain_loop(tmp_path: Path) -> None:
     model, batches = llama(), []
     model.register_forward_pre_hook(lambda _model, _args, given: batches.append(given), with_kwargs=True)

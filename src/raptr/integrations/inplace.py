@@ -23,6 +23,10 @@ from raptr.models.attach import Routed
 from raptr.models.blockcalls import original
 from raptr.subnetworks import Subnetwork
 
+# Attributes of tensors: one that `from_pretrained` of transformers gives to those which the checkpoint had, and one
+# that a growth gives to those that it made.
+LOADED, GROWN = "_is_hf_initialized", "_raptr_grown"
+
 
 @final
 class InPlace:
@@ -52,6 +56,12 @@ class InPlace:
             if first <= start <= step:
                 self._apply(plan)
 
+    def trained_before(self) -> list[int]:
+        """The layers that a growth will overwrite, and that were loaded or made by an earlier growth."""
+        made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
+        layers = [start + layer for start in self._starts for layer in sorted(made)]
+        return [layer for layer in layers if any({LOADED, GROWN} & {*vars(t)} for t in self._tensors(layer).values())]
+
     def _apply(self, plan: Growth) -> None:
         if plan.moments == "reset":
             for optimizer in self._optimizers:
@@ -71,6 +81,7 @@ class InPlace:
             if found is not None and found is not target:  # the same one where layers share it
                 with torch.no_grad():
                     target.copy_(found)
+                setattr(target, GROWN, True)
                 self._move_state(found, target, kept)
 
     def _move_state(self, source: Tensor, target: Tensor, kept: bool) -> None:
@@ -81,10 +92,17 @@ class InPlace:
                 optimizer.state[target] = {key: _copied(value) for key, value in optimizer.state[source].items()}
 
     def _tensors(self, layer: int) -> dict[str, Tensor]:
-        """The parameters and buffers of a block; under FSDP2 the shards."""
+        """What checkpoints have of a block: its parameters and buffers, under FSDP2 the shards.
+
+        A buffer that they do not have is a constant of its layer, and is there again after a resume.
+        """
         block = original(self._routed.blocks[layer])
         reshard(block)
-        return {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        constants = {
+            id(module._buffers[name]) for module in block.modules() for name in module._non_persistent_buffers_set
+        }
+        buffers = {name: buffer for name, buffer in block.named_buffers() if id(buffer) not in constants}
+        return {**dict(block.named_parameters()), **buffers}
 
     def _check(self, method: Method) -> None:
         """Refuse a method whose growth cannot be made in this model."""
@@ -116,8 +134,21 @@ class InPlace:
                     f"{source + 1}, which has no {name} of the same shape. Use a method of constant shape, such as "
                     "raptr."
                 )
+            frozen = isinstance(target, nn.Parameter) and not (target.requires_grad and found.requires_grad)
+            if frozen and not torch.equal(found, target):  # a constant table or norm is the same in all layers
+                raise ValueError(
+                    f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
+                    f"{source + 1}, but {name} is frozen: growth is for models that train as a whole, not for adapters "
+                    "or parts of a trained model. Use a method of constant shape, such as raptr."
+                )
 
     def _check_optimizers(self, method: Method) -> None:
+        if any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self._optimizers):
+            raise ValueError(
+                f"method {method.name} copies what the optimizer knows about a layer, but ZeroRedundancyOptimizer "
+                "spreads it over the processes. Use FSDP2 or another optimizer, or a method of constant shape, such "
+                "as raptr."
+            )
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         for layer in range(self._routed.layers):

@@ -19,12 +19,13 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
+from raptr.integrations.steps import Steps, go_on, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn.parallel import DistributedDataParallel
@@ -63,9 +64,15 @@ class SubnetworkCallback(Callback):
         """Take what a checkpoint kept; used when training begins."""
         self._saved = state_dict
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say so if a checkpoint that is judged after training has layers that are not trained."""
+        if self.steps is not None and trainer.state.fn != TrainerFn.FITTING and trainer.is_global_zero:
+            warn_of_missing(self.steps.method, checkpoint["global_step"])
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the method for the steps to come."""
         _check_launch(trainer, pl_module)
+        _check_accumulation(trainer)
         steps = trainer.estimated_stepping_batches
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(
@@ -78,9 +85,9 @@ class SubnetworkCallback(Callback):
             _check_ddp(trainer)
         if trainer.is_global_zero:
             warn_of_scales(self.steps.method)
-        if self._saved:
-            self.steps.resume(self._saved)
-            self._saved = None
+        if trainer.global_step:
+            go_on(self.steps, trainer.global_step, self._saved)
+        self._saved = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the step's subnetwork run."""
@@ -148,6 +155,20 @@ def _check_launch(trainer: Trainer, module: LightningModule) -> None:
         raise ValueError(
             "FSDPStrategy is FSDP1, which is not supported: it flattens parameters, so that those of layers that did "
             "not run cannot be recognised. Use ModelParallelStrategy with fully_shard (FSDP2)."
+        )
+
+
+def _check_accumulation(trainer: Trainer) -> None:
+    """Refuse epochs of different numbers of steps: Lightning counts them all like the first."""
+    changing = [
+        callback
+        for callback in trainer.callbacks  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler) and len({*callback.scheduling.values()}) > 1
+    ]
+    if changing and trainer.max_epochs != -1:
+        raise ValueError(
+            "GradientAccumulationScheduler changes the number of steps in an epoch, so that with "
+            f"max_epochs={trainer.max_epochs} it is not known how many there are. Set max_steps, and max_epochs=-1."
         )
 
 

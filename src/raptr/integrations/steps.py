@@ -21,12 +21,13 @@ the whole model back. Without one, these bring it back: the next `begin` (an err
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -58,6 +59,7 @@ class Steps:
         self.stage = self.size = 0
         self._step: int | None = None
         self._last: int | None = None  # the last step that was begun, since weights were loaded
+        self._ran: int | None = None  # the last step that was closed after the model had run in it
         self._subnetwork: Subnetwork | None = None
         self._handled: BaseException | None = None  # a whole training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
@@ -81,6 +83,8 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
+        if step == 0 and self._last is None:  # later the layers are those of this training
+            _warn_of_loaded(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
         self._last = step
@@ -121,7 +125,10 @@ class Steps:
         ]
 
     def end(self) -> None:
-        """End the step: the whole model is back."""
+        """End the step: the whole model is back.
+
+        An error if the model did not run in it; a part of the step that was closed counts too.
+        """
         if self._step is None:
             raise RuntimeError(
                 "end(): no step is open. Call begin(step) before the forward pass. A call of the model in evaluation "
@@ -131,10 +138,13 @@ class Steps:
         if sys.exception() is not self._handled:  # in a `finally` clause: the exception says what went wrong
             self.close()
             return
-        assert context is not None
-        self._step = self._running = None
-        self._unhook()
-        context.__exit__(None, None, None)  # an error if the model did not run
+        if self._ran == step:  # micro-batches of Lightning are closed one by one, and the last may be left out
+            self.close()
+        else:
+            assert context is not None
+            self._step = self._running = None
+            self._unhook()
+            context.__exit__(None, None, None)  # an error if the model did not run
         assert self._subnetwork is not None
         self.stage, self.size = self.method.phase_index(step) + 1, self._subnetwork.size
         self.steps_run += 1
@@ -180,6 +190,8 @@ class Steps:
 
     def _leave(self) -> None:
         """Leave `running` as an exception would, which asks no questions."""
+        if self._step is not None and self.routed.called:
+            self._ran = self._step
         context, self._running, self._step = self._running, None, None
         if context is not None:
             context.__exit__(GeneratorExit, GeneratorExit(), None)
@@ -213,7 +225,7 @@ def stepwise(
     blocks: str | Sequence[str] | None = None,
     mlp_parts: int | None = None,
     compile: bool = False,
-    optimizer: Optimizer | Sequence[Optimizer] = (),
+    optimizer: Optimizer | Iterable[Optimizer] = (),
     seed: int = 0,
     **settings: Any,
 ) -> Steps:
@@ -240,7 +252,7 @@ def stepwise(
         for block in routed.blocks:
             if block._compiled_call_impl is None:
                 block.compile()
-    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else optimizer)
+    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer))
 
 
 def _common_length(method: str, routed: Routed) -> int:
@@ -273,6 +285,35 @@ def warn_of_missing(method: Method, step: int) -> None:
         warnings.warn(
             f"these are the weights of step {step:,} of {method.steps:,}, when the model of method {method.name} had "
             f"{had} of its {layers} layers: the others are not trained. Use weights from the last stage.",
+            stacklevel=3,
+        )
+
+
+def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
+    """Go on from a trainer's weights of `step`; `saved` is the method's state there, None if there was no method.
+
+    Layers that were trained without it must not be overwritten when it grows.
+    """
+    if saved:
+        steps.resume(saved)
+        return
+    ahead = [start for start in steps.inplace.growths if start >= step]
+    if ahead:
+        raise ValueError(
+            f"the weights of step {step:,} are not those of method {steps.method.name} with {steps.method.steps:,} "
+            f"steps, whose growth at step {ahead[0]:,} would overwrite trained layers. Train from the start, or use a "
+            "method of constant shape, such as raptr."
+        )
+
+
+def _warn_of_loaded(steps: Steps) -> None:
+    """Warn where growth will overwrite weights that were trained before."""
+    loaded, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
+    if loaded and first:
+        warnings.warn(
+            f"method {steps.method.name} overwrites {len(loaded)} of the {steps.routed.layers} layers at "
+            f"{steps.routed.path!r}, which from_pretrained has loaded or an earlier training has grown, with copies of "
+            "lower layers: it is for training from random weights. Methods such as raptr and pld keep all weights.",
             stacklevel=3,
         )
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
+from raptr.integrations.steps import Steps, go_on, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -86,8 +86,11 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         self._policy = idle_policy(self.steps, self._idle)
         if partial(self.steps.method):
             _check_ddp(args, model)
+        # The trainer fails to save where a checkpoint that was made without this callback has no entry for it.
+        callbacks: Any = state.stateful_callbacks
+        saved = callbacks.setdefault(type(self).__name__, {}).get("attributes", {}).get("saved")
         if state.global_step:
-            _resume(self.steps, state.stateful_callbacks)
+            go_on(self.steps, state.global_step, saved)
         if state.is_world_process_zero:
             warn_of_scales(self.steps.method)
         _put_first(self)
@@ -145,13 +148,6 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
     def _training(self) -> Steps:
         assert self.steps is not None, "the trainer has not begun"
         return self.steps
-
-
-def _resume(steps: Steps, callbacks: Any) -> None:
-    """Compare with what `state` put into the checkpoint, if it was there then."""
-    saved = callbacks.get(SubnetworkCallback.__name__, {}).get("attributes", {}).get("saved")
-    if saved is not None:
-        steps.resume(saved)
 
 
 def _check_launch(args: TrainingArguments, model: nn.Module) -> None:

@@ -74,7 +74,7 @@ class Routed:
         # The length of the last sequences of which some heads or MLP parts ran.
         self.length = 0
         # Whether a block was called since `running` was entered.
-        self._called = False
+        self.called = False
         # The layers whose heads or MLP parts were found to give what they should.
         self._checked: set[tuple[Axis, int]] = set()
 
@@ -154,7 +154,7 @@ class _StandIn(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
-        routed._called = True
+        routed.called = True
         x = hidden_states(block, args, kwargs)
         given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
@@ -287,7 +287,7 @@ def attach(
 def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
     """Let the model run this subnetwork inside the context; the whole model is back on exit."""
     _check(routed, subnetwork)
-    routed._called = False
+    routed.called = False
     real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
     incomplete = {
         blocks for (blocks, _, _), scale in zip(real, subnetwork.scales, strict=True) if scale == 0 or _axes(subnetwork)
@@ -299,7 +299,7 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
             scale, uncached = subnetwork.scales[layer], first and blocks in incomplete
             blocks.module._modules[name] = _StandIn(routed, blocks, block, layer, scale, parts.get(layer), uncached)
         yield
-        if not routed._called:
+        if not routed.called:
             raise RuntimeError(
                 f"running: no block at {routed.path!r} was called, so the subnetwork did not run. Call the model that "
                 "was attached; a copy of it needs `attach` of its own."
