@@ -451,7 +451,7 @@ def test_a_plan_counts_the_model_in_the_folder(
 def test_a_start_replaces_the_dimensions_that_were_given_before(text: TokenStore, tmp_path: Path) -> None:
     start, other = llama(text, tmp_path / "one"), llama(text, tmp_path / "two", num_hidden_layers=2)
     begun = Config.read(settings(start, text)).mapping()
-    assert resolve("demo", None, None, {"model.start": str(start)}, []).model.family == "decoder"
+    assert resolve("demo", None, {"model.start": str(start)}, []).model.family == "decoder"
     later = Config.read(merged(begun, {"model": {"start": str(other)}}))
     assert later.mapping()["model"]["layers"] == 2
     with pytest.raises(ValueError, match=r"model.size is 'small'"):
