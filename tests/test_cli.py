@@ -229,9 +229,8 @@ def test_help_fits_in_80_columns_and_flags_have_no_value(
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, *arguments, "--help") == 0
     shown = capsys.readouterr().out
-    options = re.findall(r"--[a-z-]+ .*", shown)
     assert re.search(r"--help +Show this message", shown)
-    assert not [line for line in options if re.search(r"<bool>|BOOLEAN|list\[", line)]
+    assert not [line for line in shown.splitlines() if re.search(r"<bool>|BOOLEAN|list\[", line)]
     assert max(map(len, shown.splitlines())) <= 80
 
 
