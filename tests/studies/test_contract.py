@@ -50,6 +50,14 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "linear").iterdir()] == ["linear.png"]
 
 
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    folder = conduct(BOOLEAN, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"boolean-small has jobs with other settings \(seeds: was 2, now 1\).*--out"):
+        conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="cpu", console=QUIET)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_study_says_that_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "raptr", "study", "boolean", "--out", str(tmp_path), "--device", "cpu"]

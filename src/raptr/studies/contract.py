@@ -4,13 +4,14 @@
     OUT/NAME/result.json      everything gathered: setting, environment, numbers
     OUT/NAME/NAME.png         the figure, drawn from result.json alone
 
-A job that is there is not computed again, so a study that was stopped goes on where it was.
+A job that is there is not computed again, so a study that was stopped goes on where it was. A folder whose jobs have
+another setting, such as another checkpoint of a run, is refused.
 """
 
 import json
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from raptr.files import refuse_strange, write_text
+from raptr.settings import refuse_changed
 from raptr.train.run import environment, find_device
 
 RESULT = "result.json"
@@ -90,15 +92,20 @@ def stoppable() -> Iterator[None]:
 
 
 def run_jobs(
-    folder: Path, setting: object, keys: Sequence[str], compute: Callable[[str], Any], console: Console, label: str
+    folder: Path,
+    setting: Mapping[str, Any],
+    keys: Sequence[str],
+    compute: Callable[[str], Any],
+    console: Console,
+    label: str,
 ) -> dict[str, Any]:
-    """The result of every job, computed unless it is there under the same setting, with a progress bar."""
+    """The result of every job, computed unless it is there, with a progress bar; jobs of other settings are refused."""
     return run_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
 
 
 def run_together(
     folder: Path,
-    setting: object,
+    setting: Mapping[str, Any],
     keys: Sequence[str],
     compute: Callable[[Sequence[str]], dict[str, Any]],
     console: Console,
@@ -108,7 +115,10 @@ def run_together(
 ) -> dict[str, Any]:
     """As `run_jobs`, with up to `at_once` missing jobs computed by one call."""
     described = json.loads(json.dumps(setting))
-    done = {key: entry["result"] for key in keys if (entry := _read(folder, key)) and entry["setting"] == described}
+    there = {key: entry for key in keys if (entry := _read(folder, key))}
+    for entry in there.values():
+        refuse_changed(folder, entry["setting"], described)
+    done = {key: entry["result"] for key, entry in there.items()}
     missing = [key for key in keys if key not in done]
     with Progress(console=console) as bar:
         task = bar.add_task(label, total=len(keys), completed=len(done))
@@ -143,4 +153,5 @@ def _read(folder: Path, key: str) -> Any:
         entry = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and {"setting", "result"} <= entry.keys() else None
+    whole = isinstance(entry, dict) and isinstance(entry.get("setting"), dict) and "result" in entry
+    return entry if whole else None
