@@ -40,6 +40,7 @@ def test_seeds_that_are_refused(seeds: int, tmp_path: Path) -> None:
         conduct(BOOLEAN, tmp_path, seeds=seeds, small=True, device="cpu", console=QUIET)
     with pytest.raises(ValueError, match=rf"steps is {seeds}; "):
         conduct(STUDIES["polynomial-length"], tmp_path, seeds=1, small=True, device="cpu", console=QUIET, steps=[seeds])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from raptr.files import refuse_strange, write_text
+from raptr.files import made, refuse_strange, write_text
 from raptr.settings import refuse_changed
 from raptr.train.run import environment, find_device
 
@@ -65,20 +65,21 @@ def conduct(
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         raise ValueError(f"seeds is {seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
     device = find_device(device).type
-    folder = make_folder(out / (f"{study.name}-small" if small else study.name))
     repetitions = study.seeds if seeds is None else seeds
-    numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
-    result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
-    write_json(folder / RESULT, result)
-    study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
+    with study_folder(out / (f"{study.name}-small" if small else study.name)) as folder:
+        numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
+        result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
+        write_json(folder / RESULT, result)
+        study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
     return folder
 
 
-def make_folder(folder: Path) -> Path:
-    """Make the folder of a study; one that is no study but holds something is refused."""
+@contextmanager
+def study_folder(folder: Path) -> Iterator[Path]:
+    """The folder of a study, made if need be; one that is no study but holds something is refused."""
     refuse_strange(folder, "study", RESULT, lambda path: BEGUN.fullmatch(path.name) is not None)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    with made(folder):
+        yield folder
 
 
 @contextmanager
