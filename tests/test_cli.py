@@ -229,9 +229,8 @@ def test_help_fits_in_80_columns_and_flags_have_no_value(
     monkeypatch.setenv("COLUMNS", "80")
     assert call(monkeypatch, *arguments, "--help") == 0
     shown = capsys.readouterr().out
-    options = re.findall(r"--[a-z-]+ .*", shown)
     assert re.search(r"--help +Show this message", shown)
-    assert not [line for line in options if re.search(r"<bool>|BOOLEAN|list\[", line)]
+    assert not [line for line in shown.splitlines() if re.search(r"<bool>|BOOLEAN|list\[", line)]
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -248,6 +247,69 @@ def test_a_setting_replaces_the_method_that_is_the_default(
 ) -> None:
     assert call(monkeypatch, "plan", "--set", "method.name=full", "--json") == 0
     assert json.loads(capsys.readouterr().out)["method"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "setting", "sentence"),
+    [
+        ("pretrain", "--steps 100", "train.steps=200", "--steps is 100, but --set train.steps is 200; give one of"),
+        ("pretrain", "--batch 8", "train.batch=many", "--batch is 8, but --set train.batch is 'many'"),
+        ("pretrain", "--length 64", "data.length=32", "--length is 64, but --set data.length is 32"),
+        ("pretrain", "--data builtin", "data.source=there", "--data is 'builtin', but --set data.source is 'there'"),
+        ("pretrain", "--lr 1e-3", "optimizer.peak=2e-3", "--lr is 0.001, but --set optimizer.peak is '2e-3'"),
+        ("pretrain", "--method full", "method.name=raptr", "--method is 'full', but --set method.name is 'raptr'"),
+        ("pretrain", "--method raptr", "method.name=full", "--method is 'raptr', but --set method.name is 'full'"),
+        ("pretrain", "--schedule 3-6", "method.schedule=4-6", "schedule is '3-6', but --set method.schedule is '4-6'"),
+        ("pretrain", "--schedule heads=1-4", "method.heads=2-4", "schedule is '1-4', but --set method.heads is '2-4'"),
+        ("pretrain", "--schedule mlp=1-4", "method.parts=2-4", "schedule is '1-4', but --set method.parts is '2-4'"),
+        ("pretrain", "--full-start 9", "method.full_start=8", "--full-start is 9, but --set method.full_start is 8"),
+        ("pretrain", "--init one", "model.start=two", "--init is 'one', but --set model.start is 'two'"),
+        ("pretrain", "--size tiny", "model.size=mini", "--size is 'tiny', but --set model.size is 'mini'"),
+        ("pretrain", "--family bert", "model.family=decoder", "--family is 'bert', but --set model.family is 'decod"),
+        ("pretrain", "--seed 1", "train.seed=null", "--seed is 1, but --set train.seed is None"),
+        ("pretrain", "--device cpu", "train.device=auto", "--device is 'cpu', but --set train.device is 'auto'"),
+        ("pretrain", "--deterministic", "train.deterministic=false", "--deterministic is True, but --set train.determ"),
+        ("plan", "--steps 675000", "train.steps=900", "--steps is 675000, but --set train.steps is 900"),
+        ("plan", "--method raptr", "method.name=full", "--method is 'raptr', but --set method.name is 'full'"),
+        ("plan", "--layers 12", "model.layers=6", "--layers is 12, but --set model.layers is 6"),
+        ("plan", "6-12", "method.schedule=3-12", "schedule is '6-12', but --set method.schedule is '3-12'"),
+    ],
+)
+def test_an_option_and_a_setting_that_differ_are_refused(
+    command: str,
+    given: str,
+    setting: str,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dry = ["--dry-run"] if command == "pretrain" else []
+    assert call(monkeypatch, command, *given.split(), "--set", setting, *dry) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_option_and_a_setting_may_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = ["--steps", "100", "--lr", "1e-3", "--schedule", "3-6", "--method", "raptr", "--deterministic"]
+    sets = ["train.steps=100", "optimizer.peak=1e-3", "method.schedule=3-6", "method.name=raptr"]
+    sets += ["train.deterministic=true", "train.seed=1"]
+    arguments = [*same, *(part for setting in sets for part in ("--set", setting))]
+    assert call(monkeypatch, "pretrain", *arguments, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert all(line in shown for line in ("steps: 100", "peak: 0.001", "schedule: 3-6", "seed: 1"))
+
+
+def test_settings_replace_the_defaults_of_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["train.steps=900", "train.batch=2", "data.length=16", "model.size=tiny", "data.vocabulary=1024"]
+    assert call(monkeypatch, "plan", "--json", *(part for setting in sets for part in ("--set", setting))) == 0
+    shown = json.loads(capsys.readouterr().out)
+    options = ["--steps", "900", "--batch", "2", "--length", "16", "--size", "tiny", "--set", "data.vocabulary=1024"]
+    assert call(monkeypatch, "plan", "--json", *options) == 0
+    assert json.loads(capsys.readouterr().out) == shown
+    assert shown["rows"][-1]["stop"] == 900
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

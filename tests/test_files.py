@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raptr.files import hidden, locked, new_folder, recover, remove, write_text
+from raptr.files import hidden, locked, made, new_folder, recover, remove, write_text
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -39,6 +39,21 @@ def test_a_folder_takes_its_place_or_nothing_changes(tmp_path: Path) -> None:
         (partial / "missing" / "file").write_text("three")
     assert contents(tmp_path) == {"deep/place/file": "two"}
     assert os.listdir(place.parent) == ["place"]
+
+
+def test_folders_that_stay_empty_are_removed_again(tmp_path: Path) -> None:
+    with made(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError), made(tmp_path / "there" / "a"):
+        raise ValueError
+    with pytest.raises(ValueError), new_folder(tmp_path / "there" / "a" / "b"):
+        raise ValueError
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    with made(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "file").touch()
+    assert {path.name for path in tmp_path.rglob("*")} == {"there", "a", "file"}
 
 
 def test_a_rename_that_fails_gives_the_old_folder_its_name_back(

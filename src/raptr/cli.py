@@ -111,6 +111,7 @@ def pretrain(
     given again.
     """
     given = {
+        "method.name": method,
         "method.schedule": schedule,
         "method.lengths": lengths,
         "method.average": average,
@@ -129,7 +130,7 @@ def pretrain(
         "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
-    full = settled(recipe, config, method, given, settings or [], run)
+    full = settled(recipe, config, given, settings or [], run)
     if until is not None and not 1 <= until <= full.train.steps:
         raise ValueError(f"--until is {until}; a step from 1 to {full.train.steps} (train.steps) is allowed")
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks

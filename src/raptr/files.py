@@ -43,6 +43,19 @@ def write_text(place: Path, text: str) -> None:
 
 
 @contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder, made if need be with those above it; which of these are empty after the body are removed again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for path in new:
+            with contextlib.suppress(OSError):  # it is not empty, or was not made
+                path.rmdir()
+
+
+@contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
     """A folder to write in; when the body is done, it takes its place, and what was there is removed.
 
@@ -50,19 +63,20 @@ def new_folder(place: Path) -> Iterator[Path]:
     """
     partial, replaced = hidden(place, "partial"), hidden(place, "replaced")
     recover(place)
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if place.exists():
-            # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
-            os.rename(place, replaced)
-        os.rename(partial, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if replaced.exists() and not place.exists():
-                os.rename(replaced, place)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with made(place.parent):
+        try:
+            partial.mkdir()
+            yield partial
+            if place.exists():
+                # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
+                os.rename(place, replaced)
+            os.rename(partial, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if replaced.exists() and not place.exists():
+                    os.rename(replaced, place)
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
     sync(place.parent)
     if replaced.exists():
         remove(replaced, place)

@@ -48,20 +48,22 @@ StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
 
 
 class Commands(TyperGroup):
-    """The commands. Flags take no value, so their help names none, where typer would show <bool>."""
+    """The commands. Their help leaves out types that say nothing: <bool> of flags, <list[Path]> of arguments."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _without_values(super().get_params(ctx))
+        return _plain(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            _without_values(command.get_params(ctx))
+            _plain(command.get_params(ctx))
         return command
 
 
-def _without_values(params: Any) -> Any:
+def _plain(params: Any) -> Any:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        if param.nargs == -1:  # an argument, whose metavar is its name; typer shows the type beside it
+            param.display_type_rich = lambda ctx: None
     return params

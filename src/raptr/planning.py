@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 def plan(
     schedule: Annotated[list[str] | None, typer.Argument(metavar="[AXIS=]SIZES", help=SCHEDULE_HELP)] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the model. [default: as in --size]")] = None,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 675_000,
-    method: MethodOption = "raptr",
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps. [default: 675000]")] = None,
+    method: MethodOption = None,
     lengths: LengthsOption = None,
     average: AverageOption = None,
     full_start: FullStartOption = None,
     target_flops: TargetOption = None,
     family: FamilyOption = None,
     size: SizeOption = None,
-    batch: Annotated[int, typer.Option(help="Sequences per optimizer step.")] = 256,
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
+    batch: Annotated[int | None, typer.Option(help="Sequences per optimizer step. [default: 256]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens per sequence. [default: 128]")] = None,
     settings: SetOption = None,
     timed: Annotated[
         bool, typer.Option("--measure", help="Time some steps here: how long the run will take, and its memory.")
@@ -47,12 +47,10 @@ def plan(
     """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
 
     The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m. With
-    --set model.start=FOLDER it is the one in the folder.
+    --set model.start=FOLDER it is the one in the folder. The method is raptr unless --method is given.
     """
-    named = {"model.family": family, **dict(parse_setting(entry) for entry in settings or [])}
-    if size is None and named.get("model.start") is None:
-        size = planned_size(named["model.family"])
-    given = {
+    given: dict[str, Any] = {
+        "method.name": method,
         "method.schedule": schedule,
         "method.lengths": lengths,
         "method.average": average,
@@ -63,9 +61,16 @@ def plan(
         "train.steps": steps,
         "train.batch": batch,
         "data.length": length,
-        "data.vocabulary": None if {"data.source", "model.start"} & named.keys() else 30_000,
     }
-    show(settled(None, None, method, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
+    named = {name: value for name, value in given.items() if value is not None}
+    named |= dict(parse_setting(entry) for entry in settings or [])
+    defaults: dict[str, Any] = {"method.name": "raptr", "train.steps": 675_000, "train.batch": 256, "data.length": 128}
+    if named.get("model.start") is None:
+        defaults["model.size"] = planned_size(named.get("model.family"))
+    if named.keys().isdisjoint({"data.source", "model.start"}):
+        defaults["data.vocabulary"] = 30_000
+    given |= {name: value for name, value in defaults.items() if name not in named}
+    show(settled(None, None, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
 
 
 def show(config: "Config", target: float | None = None, *, timed: bool = False, as_json: bool = False) -> None:
@@ -83,9 +88,9 @@ def show(config: "Config", target: float | None = None, *, timed: bool = False, 
 
 
 def settled(
-    recipe: str | None, file: Path | None, method: str | None, given: dict[str, Any], sets: list[str], run: Path | None
+    recipe: str | None, file: Path | None, given: dict[str, Any], sets: list[str], run: Path | None
 ) -> "Config":
     """The configuration of a command, from a recipe, a file and options (train/resolve.py)."""
     with importing():
         from raptr.train.resolve import resolve
-    return resolve(recipe, file, method, given, sets, run)
+    return resolve(recipe, file, given, sets, run)

@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -31,6 +32,23 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         named |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": listed(value)}
     return named
+
+
+def refuse_changed(
+    folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any], *, free: Sequence[str] = ()
+) -> None:
+    """Refuse settings that differ from those of the jobs in a folder, but for the ones that are free to change."""
+    before, after = flat(earlier), flat(now)
+    changed = [key for key in before | after if before.get(key) != after.get(key) and key not in free]
+    if changed:
+        said = "; ".join(f"{key}: was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed[:3])
+        raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")
+
+
+def _short(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    text = str(value)
+    return text if len(text) <= 70 else f"{text[:67]}..."
 
 
 def listed(value: Any) -> Any:

@@ -78,10 +78,10 @@ def test_an_axis_alone_leaves_the_depth_whole() -> None:
 
 def test_options_replace_the_recipes_schedule_on_every_axis() -> None:
     given = {"method.schedule": ["mlp=768-1536-3072"]}
-    assert resolve("bert-base", None, None, given, []).mapping()["method"]["schedule"] == "12-12-12"
+    assert resolve("bert-base", None, given, []).mapping()["method"]["schedule"] == "12-12-12"
     given = {"method.schedule": ["4-8-12"]}
-    assert resolve("bert-base", None, None, given, []).mapping()["method"]["schedule"] == "4-8-12"
-    stacked = resolve("demo", None, "stacking", {"method.schedule": ["2-6"]}, [])
+    assert resolve("bert-base", None, given, []).mapping()["method"]["schedule"] == "4-8-12"
+    stacked = resolve("demo", None, {"method.name": "stacking", "method.schedule": ["2-6"]}, [])
     assert stacked.method["schedule"] == "2-6"
 
 

@@ -40,6 +40,7 @@ def test_seeds_that_are_refused(seeds: int, tmp_path: Path) -> None:
         conduct(BOOLEAN, tmp_path, seeds=seeds, small=True, device="cpu", console=QUIET)
     with pytest.raises(ValueError, match=rf"steps is {seeds}; "):
         conduct(STUDIES["polynomial-length"], tmp_path, seeds=1, small=True, device="cpu", console=QUIET, steps=[seeds])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
@@ -48,6 +49,14 @@ def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"out is '.*linear', a folder that is no study but holds linear\.png"):
         conduct(STUDIES["linear"], tmp_path, seeds=1, small=False, device="cpu", console=QUIET)
     assert [path.name for path in (tmp_path / "linear").iterdir()] == ["linear.png"]
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    folder = conduct(BOOLEAN, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"boolean-small has jobs with other settings \(seeds: was 2, now 1\).*--out"):
+        conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="cpu", console=QUIET)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -146,10 +146,12 @@ def test_a_study_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert drawn == [1]
     assert (folder / "job-12-0.json").stat().st_mtime_ns == kept
     assert json.loads((folder / "result.json").read_text()) == whole
-    # another setting does not find these parts its own
+    # another setting leaves these parts alone
     monkeypatch.setattr(linear, "Setting", lambda **_: Setting(depth=16, widths=(12,), inputs=(4,), alignment_depth=16))
-    conduct(LINEAR, tmp_path, seeds=1, small=True, device="cpu", console=QUIET)
-    assert drawn == [1, 0]
+    with pytest.raises(ValueError, match=r"linear-small has jobs with other settings \(.*was .*, now .*--out"):
+        conduct(LINEAR, tmp_path, seeds=1, small=True, device="cpu", console=QUIET)
+    assert drawn == [1]
+    assert json.loads((folder / "result.json").read_text()) == whole
 
 
 def test_result_has_every_case_with_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

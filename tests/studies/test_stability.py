@@ -225,13 +225,16 @@ def test_the_study_of_a_run(trained: Path, tmp_path: Path, monkeypatch: pytest.M
     assert again == result
 
 
-def test_a_run_that_was_trained_further_is_measured_anew(trained: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_trained_further_is_measured_anew_in_another_folder(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "hamlet")
     folder = study_stability(run, tmp_path / "out", batches=1, device="cpu", console=QUIET)
     before = json.loads((folder / "result.json").read_text())
     config = Config.read(yaml.safe_load((run / "config.yaml").read_text()))
     pretrain(config, run, console=QUIET)
-    study_stability(run, tmp_path / "out", batches=1, device="cpu", console=QUIET)
+    with pytest.raises(ValueError, match=r"stability-hamlet has jobs with other settings \(checkpoint: was .*--out"):
+        study_stability(run, tmp_path / "out", batches=1, device="cpu", console=QUIET)
+    assert json.loads((folder / "result.json").read_text()) == before
+    folder = study_stability(run, tmp_path / "other", batches=1, device="cpu", console=QUIET)
     after = json.loads((folder / "result.json").read_text())
     assert (before["step"], after["step"]) == (6, 8)
     assert before["psi"] != after["psi"]

@@ -333,6 +333,16 @@ def test_methods_that_grow_are_refused_by_name(text: TokenStore, tmp_path: Path,
         Config.read(settings(llama(text, tmp_path / "llama"), text, method=method))
 
 
+def test_text_for_another_objective_is_prepared_with_the_tokenizer_of_the_folder(
+    text: TokenStore, tmp_path: Path
+) -> None:
+    start = llama(text, tmp_path / "llama")
+    documents = [Document(f"{i}", f"text number {i} says {i * i} and no more") for i in range(50)]
+    other = prepare(tmp_path / "store", lambda: documents, 300)
+    with pytest.raises(ValueError, match=rf"prepared for mlm.*--objective causal --tokenizer {start}\.$"):
+        pretrain(Config.read(settings(start, other)), tmp_path / "run", console=QUIET)
+
+
 def test_another_tokenizer_is_refused(text: TokenStore, tmp_path: Path) -> None:
     start = llama(text, tmp_path / "llama")
     tokenizer = json.loads((text.path / "tokenizer.json").read_text())
@@ -451,7 +461,7 @@ def test_a_plan_counts_the_model_in_the_folder(
 def test_a_start_replaces_the_dimensions_that_were_given_before(text: TokenStore, tmp_path: Path) -> None:
     start, other = llama(text, tmp_path / "one"), llama(text, tmp_path / "two", num_hidden_layers=2)
     begun = Config.read(settings(start, text)).mapping()
-    assert resolve("demo", None, None, {"model.start": str(start)}, []).model.family == "decoder"
+    assert resolve("demo", None, {"model.start": str(start)}, []).model.family == "decoder"
     later = Config.read(merged(begun, {"model": {"start": str(other)}}))
     assert later.mapping()["model"]["layers"] == 2
     with pytest.raises(ValueError, match=r"model.size is 'small'"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
-from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import best_rate, draw, rows
@@ -19,6 +19,7 @@ from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, constant_answer
 from raptr.files import new_file, refuse_strange
 from raptr.report.plots import save
+from raptr.settings import refuse_changed
 from raptr.train.run import environment
 
 NAME = "finetune"
@@ -89,7 +90,7 @@ class Finetuning:
         """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
         path = self.folder / SETTINGS
         if path.is_file():
-            refuse_changed(self.folder, read_json(path), self._settings)
+            refuse_changed(self.folder, read_json(path), self._settings, free=RENAMED)
         else:
             write_json(path, self._settings)
 

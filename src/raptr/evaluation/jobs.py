@@ -1,15 +1,14 @@
-"""What the evaluations share: what came out, small files of finished jobs and their settings."""
+"""What the evaluations share: what came out, small files of finished jobs."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from raptr.files import write_text
-from raptr.settings import flat
 
 LOCK = ".lock"
+RENAMED = ("model.name",)  # settings that may change between commands
 
 
 @final
@@ -42,12 +41,3 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
     if not isinstance(value, dict) or any(key not in value for key in needed):
         raise ValueError(f"{path} is damaged (not what was written); remove it, and the same command makes it again")
     return value
-
-
-def refuse_changed(folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse settings that differ from those of the jobs here; a model's name may change."""
-    before, after = flat(earlier), flat(now)
-    changed = [key for key in before | after if before.get(key) != after.get(key) and key != "model.name"]
-    if changed:
-        said = "; ".join(f"{key}: was {before.get(key)}, now {after.get(key)}" for key in changed[:3])
-        raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")

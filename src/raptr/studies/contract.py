@@ -4,13 +4,14 @@
     OUT/NAME/result.json      everything gathered: setting, environment, numbers
     OUT/NAME/NAME.png         the figure, drawn from result.json alone
 
-A job that is there is not computed again, so a study that was stopped goes on where it was.
+A job that is there is not computed again, so a study that was stopped goes on where it was. A folder whose jobs have
+another setting, such as another checkpoint of a run, is refused.
 """
 
 import json
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from raptr.files import refuse_strange, write_text
+from raptr.files import made, refuse_strange, write_text
+from raptr.settings import refuse_changed
 from raptr.train.run import environment, find_device
 
 RESULT = "result.json"
@@ -63,20 +65,21 @@ def conduct(
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         raise ValueError(f"seeds is {seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
     device = find_device(device).type
-    folder = make_folder(out / (f"{study.name}-small" if small else study.name))
     repetitions = study.seeds if seeds is None else seeds
-    numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
-    result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
-    write_json(folder / RESULT, result)
-    study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
+    with study_folder(out / (f"{study.name}-small" if small else study.name)) as folder:
+        numbers = run(folder, seeds=repetitions, small=small, device=device, console=console)
+        result = {"study": study.name, "small": small, "seeds": repetitions, "environment": environment(), **numbers}
+        write_json(folder / RESULT, result)
+        study.plot(result).savefig(folder / f"{study.name}.png", dpi=150)
     return folder
 
 
-def make_folder(folder: Path) -> Path:
-    """Make the folder of a study; one that is no study but holds something is refused."""
+@contextmanager
+def study_folder(folder: Path) -> Iterator[Path]:
+    """The folder of a study, made if need be; one that is no study but holds something is refused."""
     refuse_strange(folder, "study", RESULT, lambda path: BEGUN.fullmatch(path.name) is not None)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    with made(folder):
+        yield folder
 
 
 @contextmanager
@@ -90,15 +93,20 @@ def stoppable() -> Iterator[None]:
 
 
 def run_jobs(
-    folder: Path, setting: object, keys: Sequence[str], compute: Callable[[str], Any], console: Console, label: str
+    folder: Path,
+    setting: Mapping[str, Any],
+    keys: Sequence[str],
+    compute: Callable[[str], Any],
+    console: Console,
+    label: str,
 ) -> dict[str, Any]:
-    """The result of every job, computed unless it is there under the same setting, with a progress bar."""
+    """The result of every job, computed unless it is there, with a progress bar; jobs of other settings are refused."""
     return run_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
 
 
 def run_together(
     folder: Path,
-    setting: object,
+    setting: Mapping[str, Any],
     keys: Sequence[str],
     compute: Callable[[Sequence[str]], dict[str, Any]],
     console: Console,
@@ -108,7 +116,10 @@ def run_together(
 ) -> dict[str, Any]:
     """As `run_jobs`, with up to `at_once` missing jobs computed by one call."""
     described = json.loads(json.dumps(setting))
-    done = {key: entry["result"] for key in keys if (entry := _read(folder, key)) and entry["setting"] == described}
+    there = {key: entry for key in keys if (entry := _read(folder, key))}
+    for entry in there.values():
+        refuse_changed(folder, entry["setting"], described)
+    done = {key: entry["result"] for key, entry in there.items()}
     missing = [key for key in keys if key not in done]
     with Progress(console=console) as bar:
         task = bar.add_task(label, total=len(keys), completed=len(done))
@@ -143,4 +154,5 @@ def _read(folder: Path, key: str) -> Any:
         entry = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return entry if isinstance(entry, dict) and {"setting", "result"} <= entry.keys() else None
+    whole = isinstance(entry, dict) and isinstance(entry.get("setting"), dict) and "result" in entry
+    return entry if whole else None

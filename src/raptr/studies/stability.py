@@ -38,7 +38,7 @@ from raptr.data.source import EvalData
 from raptr.models.attach import attach, running
 from raptr.models.model import Model
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
-from raptr.studies.contract import RESULT, make_folder, run_jobs, write_json
+from raptr.studies.contract import RESULT, run_jobs, study_folder, write_json
 from raptr.studies.linear import exponent, interval, slope
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
@@ -220,23 +220,25 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
         for domain in held_out.domains
         for number, windows in enumerate(held_out.windows(domain, settings.batch))
     }
-    folder = make_folder(out / f"stability-{run.resolve().name}")
     # The manifest has the checksums of all weights, so a part is of this very model; the digests, of what was run.
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
     run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
     setting = {"checkpoint": digest, "subnetworks": run_as, "windows": len(held_out), "batch": settings.batch}
-    measured = run_jobs(folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability")
-    result = {
-        "study": "stability",
-        "run": run.resolve().name,
-        "step": found.step,
-        "config": config.mapping(),
-        "model": asdict(model.config),
-        "environment": environment(),
-        **gather(list(measured.values())),
-    }
-    write_json(folder / RESULT, result)
-    plot([result]).savefig(folder / "stability.png", dpi=150)
+    with study_folder(out / f"stability-{run.resolve().name}") as folder:
+        measured = run_jobs(
+            folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability"
+        )
+        result = {
+            "study": "stability",
+            "run": run.resolve().name,
+            "step": found.step,
+            "config": config.mapping(),
+            "model": asdict(model.config),
+            "environment": environment(),
+            **gather(list(measured.values())),
+        }
+        write_json(folder / RESULT, result)
+        plot([result]).savefig(folder / "stability.png", dpi=150)
     return folder
 
 

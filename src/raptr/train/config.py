@@ -265,10 +265,13 @@ class Config:
         store, objective = open_store(Path(source)), self.objective.kind.specials
         if store.vocabulary.missing(objective):
             others = [name for name, family in FAMILIES.items() if store.manifest.objective in family.objectives]
+            more = f", or use --family {' or '.join(others)}" if others else ""
+            if self.model.start is not None:  # the family is that of the folder
+                more = f" --tokenizer {self.model.start}"
             raise ValueError(
                 f"data.source is {source!r}, prepared for {store.manifest.objective}, but model.family "
                 f"{self.model.family} learns {self.objective.name}. Prepare the text with raptr prepare "
-                f"--objective {self.objective.name}{', or use --family ' + ' or '.join(others) if others else ''}."
+                f"--objective {self.objective.name}{more}."
             )
         return store
 

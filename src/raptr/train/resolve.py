@@ -4,18 +4,26 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raptr.methods.axes import by_axis
+from raptr.methods.axes import AXES, by_axis
 from raptr.recipes import RECIPES
 from raptr.settings import check_choice, nested
 from raptr.strict_yaml import parse_setting, read_yaml
 from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.run import RunFolder
 
+# How messages call the options that are not named like their settings.
+OPTIONS = {
+    "method.name": "--method",
+    **{f"method.{setting}": "schedule" for setting in AXES.values()},
+    "model.start": "--init",
+    "data.source": "--data",
+    "optimizer.peak": "--lr",
+}
+
 
 def resolve(
     recipe: str | None,
     file: Path | None,
-    method: str | None,
     given: Mapping[str, Any],
     sets: Iterable[str],
     run: Path | None = None,
@@ -23,6 +31,7 @@ def resolve(
     """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set.
 
     A list under `method.schedule` holds schedules by axis, `mlp=1-2-4`; axes that it does not name run whole.
+    Naming the method that the recipe or the file has changes nothing else; another one drops its settings.
     Where the folder of `model.start` is gone, the run in the folder `run` knows what it held.
     """
     settings: dict[str, Any] = {}
@@ -35,9 +44,11 @@ def resolve(
     if isinstance(schedules := options.get("method.schedule"), list):
         del options["method.schedule"]
         options |= {f"method.{setting}": sizes for setting, sizes in by_axis(schedules).items()}
-    options |= dict(parse_setting(entry) for entry in sets)
-    if method is not None and method != settings.get("method", {}).get("name"):
-        options.setdefault("method.name", method)
+    later = dict(parse_setting(entry) for entry in sets)
+    _refuse_contradiction(options, later)
+    options |= later
+    if "method.name" in options and options["method.name"] == settings.get("method", {}).get("name"):
+        del options["method.name"]
     asked = nested(options)
     settings = merged(settings, asked)
     name = settings.get("method", {}).get("name")
@@ -59,6 +70,22 @@ def check_vocabulary(config: Config, *given: Mapping[str, Mapping[str, Any]]) ->
         prepared = config.data.source not in (None, BUILTIN)
         place = f"data.source is {config.data.source!r}" if prepared else f"model.start is {config.model.start!r}"
         raise ValueError(f"data.vocabulary is {size}, but {place} with {there} tokens. Leave data.vocabulary out.")
+
+
+def _refuse_contradiction(options: Mapping[str, Any], sets: Mapping[str, Any]) -> None:
+    """Refuse an option and a --set that give the same setting different values."""
+    for name, value in sets.items():
+        if options.get(name) is not None and not _same(options[name], value):
+            option = OPTIONS.get(name, "--" + name.partition(".")[2].replace("_", "-"))
+            raise ValueError(f"{option} is {options[name]!r}, but --set {name} is {value!r}; give one of them")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a value is another one as YAML reads it: 1e-3 is a text there, 12 a number."""
+    try:
+        return bool(type(one)(other) == one)
+    except (TypeError, ValueError):
+        return False
 
 
 def default_run(recipe: str | None, method: object) -> Path:

@@ -1,6 +1,5 @@
 """What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
 
-import contextlib
 import errno
 import os
 import signal
@@ -71,21 +70,15 @@ def locked(folder: Path) -> Iterator[None]:
 
     Where nothing was written, as when a start was refused, everything is left as it was found.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(os.listdir(folder))
     refusal = f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
-    try:
+    with files.made(folder):
+        before = set(os.listdir(folder))
         with files.locked(folder / LOCK, refusal):
             try:
                 yield
             finally:
                 if set(os.listdir(folder)) - before == {LOCK}:
                     (folder / LOCK).unlink()
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # a folder that is not empty stays
-                path.rmdir()
 
 
 @contextmanager

@@ -155,6 +155,8 @@ def test_folders_behind_links_are_read(tree: Path, tmp_path_factory: pytest.Temp
 @pytest.mark.skipif(os.name == "nt", reason="has no such files")
 def test_what_is_no_text_file_by_its_kind_is_passed_over(tree: Path) -> None:
     os.mkfifo(tree / "a" / "pipe")  # reading it would wait for a writer
+    with pytest.raises(ValueError, match=r"domain pipe: \S+pipe is neither a file nor a folder.*read twice"):
+        parse_domain(str(tree / "a" / "pipe")).inputs("text")
     assert found(tree, "a") == ["a/b/c.jsonl", "a/z.md"]
     assert found(tree, "a/*") == ["a/b/c.jsonl", "a/z.md"]
 

@@ -182,16 +182,16 @@ def test_broken_lines_stop_or_are_counted(corpus: Path, tmp_path: Path) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     for texts, message in (
-        ([], r"domain a\b.*no document"),
+        ([], r"domain a\b.*no document.*: \S+a\.jsonl\. .*--data"),
         (["one"], r"domain a\b.*one document"),
         (["one", "one", " "], r"domain a\b.*2 documents.*same"),
     ):
         path = write(tmp_path / "a.jsonl", texts)
         with pytest.raises(ValueError, match=message):
-            prepare_corpus([parse_domain(str(path))], tmp_path / "out")
+            prepare_corpus([parse_domain(str(path))], tmp_path / "far" / "out")
     path.write_text("broken\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"domain a\b.*1 .*broken.*a\.jsonl, line 1: "):
-        prepare_corpus([parse_domain(str(path))], tmp_path / "out", skip_broken=True)
+        prepare_corpus([parse_domain(str(path))], tmp_path / "far" / "out", skip_broken=True)
     assert [one.name for one in tmp_path.iterdir()] == ["a.jsonl"]
 
 
@@ -345,3 +345,24 @@ def test_held_out_text_can_be_given(tmp_path: Path) -> None:
         prepare_corpus([domains[0], parse_domain(f"b={tmp_path}/b.jsonl:1")], tmp_path / "other", vocabulary=300)
     (single,) = with_valid([parse_domain(f"{tmp_path}/a.jsonl")], [f"{tmp_path}/a-valid.jsonl"])
     assert single.valid == (f"{tmp_path}/a-valid.jsonl",)
+
+
+def test_held_out_text_that_leaves_a_side_empty_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / f"{name}.jsonl", [text(name, i) for i in range(40)]) for name in "ab")
+    empty, held = write(tmp_path / "empty.jsonl", [" "]), write(tmp_path / "held.jsonl", [text("c", 1)])
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("broken\n", encoding="utf-8")
+    before = sorted(tmp_path.iterdir())
+    both = [parse_domain(str(a)), parse_domain(str(b))]
+    for domains, valid, message in (
+        (both[:1], [str(empty)], r"domain a: .*hold out, \S+empty\.jsonl, has no document.*--valid.*--held-out"),
+        (both, [f"a={held}", f"b={empty}"], r"domain b: .*hold out, \S+empty\.jsonl, has no document"),
+        (both[:1], [str(broken)], r"domain a: .*1 broken.*broken\.jsonl, line 1"),
+        (both[:1], [str(a)], r"domain a has no document to train on: .*hold out"),
+        (both, [f"a={held}", f"b={held}"], r"domain b has no document to hold out: .*held\.jsonl.*--deduplicate"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare_corpus(
+                with_valid(domains, valid), tmp_path / "far" / "out", vocabulary=300, deduplicate=True, skip_broken=True
+            )
+        assert sorted(tmp_path.iterdir()) == before

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from raptr.data.prepare.domains import DomainSource
 from raptr.data.prepare.stream import Chunk
 
 # Bytes of text that the tokenizer is trained on, and how much of one document.
@@ -43,14 +44,16 @@ class Count:
     """What the first reading found in one domain."""
 
     documents: int = 0
+    held_out: int = 0  # of them, where the text to hold out is given
     broken: int = 0
     problem: str = ""
     lowest: int = 2**64
     highest: int = -1
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk, given: Sides | None = None) -> None:
         values = [side_value(digest) for digest in chunk.digests]
         self.documents += len(values)
+        self.held_out += sum(map(given.holds_out, chunk.digests)) if given else 0
         self.broken += chunk.broken
         self.problem = self.problem or chunk.problem
         self.lowest, self.highest = min([self.lowest, *values]), max([self.highest, *values])
@@ -87,21 +90,44 @@ class Sample:
                 yield piece.decode()
 
 
-def take_census(
-    names: Sequence[str], chunks: Iterator[Chunk], sample: Sample | None, progress: Callable[[Chunk, int], None]
-) -> tuple[Count, ...]:
-    """Read everything once; a ValueError names a domain that cannot be split in two."""
-    counts = [Count() for _ in names]
+def given_sides(domains: Sequence[DomainSource], chunks: Iterator[Chunk]) -> Sides:
+    """The split where the text to hold out is given, in `chunks`; a ValueError names a domain that has none of it."""
+    values: set[int] = set()
+    counts = [Count() for _ in domains]
     domain = 0
     for chunk in chunks:
         counts[domain].add(chunk)
+        values.update(map(side_value, chunk.digests))
+        if chunk.last:
+            if not counts[domain].documents:
+                raise ValueError(
+                    f"domain {domains[domain].name}: the text to hold out, {_paths(domains[domain].valid)}, has no "
+                    f"document with text{_broken(counts[domain])}. Give --valid files with text, or leave it out: then "
+                    "--held-out takes documents from the domain itself."
+                )
+            domain += 1
+    return Sides(0, frozenset(values))
+
+
+def take_census(
+    domains: Sequence[DomainSource],
+    chunks: Iterator[Chunk],
+    sample: Sample | None,
+    progress: Callable[[Chunk, int], None],
+    given: Sides | None = None,
+) -> tuple[Count, ...]:
+    """Read everything once; a ValueError names a domain that cannot be split in two, or not as `given`."""
+    counts = [Count() for _ in domains]
+    domain = 0
+    for chunk in chunks:
+        counts[domain].add(chunk, given)
         if sample is not None:
             for digest, text in zip(chunk.digests, chunk.texts, strict=True):
                 sample.add(digest, text)
         progress(chunk, sum(count.documents for count in counts))
         if chunk.last:
-            if counts[domain].lowest >= counts[domain].highest:
-                raise ValueError(_too_few(names[domain], counts[domain]))
+            if problem := _problem(domains[domain], counts[domain], given):
+                raise ValueError(f"domain {domains[domain].name} {problem}")
             domain += 1
     return tuple(counts)
 
@@ -113,13 +139,33 @@ def sides_of(counts: Sequence[Count], limit: int) -> Sides:
     return Sides(limit, held_out, trained)
 
 
-def _too_few(name: str, count: Count) -> str:
-    broken = f" ({count.broken} broken, the first of them: {count.problem})" if count.broken else ""
+def _problem(domain: DomainSource, count: Count, given: Sides | None) -> str:
+    """Why a domain cannot be split in two; empty where it can."""
+    broken = _broken(count)
     if not count.documents:
-        return f"domain {name} has no document with text{broken}."
+        return f"has no document with text{broken}: {_paths(domain.paths)}. Give --data files with text."
+    if given is not None and count.held_out == count.documents:
+        return (
+            f"has no document to train on{broken}: all of its text also stands in the text to hold out. Give --data "
+            "more text, or --valid other text."
+        )
+    if given is not None and not count.held_out:
+        return (
+            f"has no document to hold out{broken}: all of its text for it, {_paths(domain.valid)}, also stands in an "
+            "earlier domain, and --deduplicate keeps it there alone. Give --valid other text."
+        )
+    if count.lowest < count.highest:
+        return ""
     what = f"{count.documents} documents, all with the same text" if count.documents > 1 else "only one document"
     return (
-        f"domain {name} has {what}{broken}. At least two different ones are needed, one to train on and one to hold "
-        "out. Give more text; or --documents line, which makes each line of a text file a document; or text to hold "
-        "out with --valid."
+        f"has {what}{broken}. At least two different ones are needed, one to train on and one to hold out. Give more "
+        "text; or --documents line, which makes each line of a text file a document; or text to hold out with --valid."
     )
+
+
+def _broken(count: Count) -> str:
+    return f" ({count.broken} broken, the first of them: {count.problem})" if count.broken else ""
+
+
+def _paths(paths: Sequence[str]) -> str:
+    return ", ".join(paths) or "as given"

@@ -85,6 +85,10 @@ class DomainSource:
             return files
         if os.path.isdir(path):
             raise ValueError(f"domain {self.name}: the folder {path} holds no files.")
+        if os.path.exists(path):
+            raise ValueError(
+                f"domain {self.name}: {path} is neither a file nor a folder. Text is read twice, so write it to a file."
+            )
         raise ValueError(
             f"domain {self.name}: there is no file or folder {path}, and no file matches it as a pattern. "
             "--data takes PATH, NAME=PATH or NAME=PATH:WEIGHT."

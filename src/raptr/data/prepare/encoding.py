@@ -121,7 +121,10 @@ def _domain(
         )
     for split, side in (("train", "training"), ("valid", "held-out")):
         if not done[split]:
-            raise ValueError(f"domain {name} has no {side} document. Give it more text, or another --held-out.")
+            raise ValueError(
+                f"domain {name} has no {side} document on the second reading. Start again when nothing changes its "
+                "files."
+            )
     journal = replace(
         journal,
         domains=(*journal.domains, domain),

@@ -25,7 +25,7 @@ from pathlib import Path
 import tokenizers
 
 from raptr.data.order import CYCLE, quotas
-from raptr.data.prepare.census import Sample, Sides, side_value, sides_of, take_census
+from raptr.data.prepare.census import Sample, given_sides, sides_of, take_census
 from raptr.data.prepare.corpus import Document, builtin, split
 from raptr.data.prepare.domains import DomainSource, check_out
 from raptr.data.prepare.encoding import Progress, encode
@@ -47,7 +47,7 @@ from raptr.data.store import (
     open_store,
 )
 from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, load, read_vocabulary
-from raptr.files import sha256_of, sync, write_text
+from raptr.files import made, sha256_of, sync, write_text
 
 VOCABULARY = 30_000
 # Part of the built-in corpus's folder name: raised when its documents or their split change.
@@ -99,20 +99,20 @@ def prepare(
     request = Request((source,), inputs, vocabulary, valid=valid_inputs, shard_tokens=shard_tokens, specials=specials)
     if folder.exists():
         raise ValueError(f"{folder} exists. Give a new folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    work.mkdir()
-    try:
-        _write(work, request, None, progress or _silent, _silent)
+    with made(folder.parent):
+        work.mkdir()
         try:
-            work.rename(folder)
-        except OSError:
-            # Another process may have been first. What it wrote is as good when it is the same.
-            if not folder.exists() or open_store(folder).fingerprint != open_store(work).fingerprint:
-                raise
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            _write(work, request, None, progress or _silent, _silent)
+            try:
+                work.rename(folder)
+            except OSError:
+                # Another process may have been first. What it wrote is as good when it is the same.
+                if not folder.exists() or open_store(folder).fingerprint != open_store(work).fingerprint:
+                    raise
+            sync(folder.parent)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
     return open_store(folder)
 
 
@@ -162,9 +162,8 @@ def prepare_corpus(
     )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return reuse(out, request.facts(), say)
-    out.parent.mkdir(parents=True, exist_ok=True)
     work = work_folder(out)
-    with alone(work), naming(work):
+    with made(out.parent), alone(work), naming(work):
         try:
             journal = resume(work, request.facts(), say)
             if not (work / MANIFEST).exists():
@@ -215,22 +214,20 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
         progress(Progress("reading", chunk.read, request.total, documents))
 
     facts = request.facts()
-    sample = Sample()
-    counts = take_census(request.names, request.chunks(BEGINNING), None if request.tokenizer else sample, read)
+    given = given_sides(request.domains, request.given_held_out()) if any(request.valid) else None
+    sample = None if request.tokenizer else Sample()
+    counts = take_census(request.domains, request.chunks(BEGINNING), sample, read, given)
     for name, count, inputs in zip(request.names, counts, request.inputs, strict=True):
         units = " or ".join(dict.fromkeys(one.unit for one in inputs))
         say(f"domain {name}: {count.documents:,} documents, one per {units}")
         if count.broken:
             say(f"domain {name}: {count.broken} broken, the first of them: {count.problem}")
-    sides = sides_of(counts, request.limit)
-    if any(request.valid):
-        digests = (digest for chunk in request.given_held_out() for digest in chunk.digests)
-        sides = Sides(0, frozenset(map(side_value, digests)))
-    given = request.tokenizer
+    sides = given or sides_of(counts, request.limit)
     specials = request.specials
-    if given:
-        tokenizer, _ = existing(given, specials)
+    if request.tokenizer:
+        tokenizer, _ = existing(request.tokenizer, specials)
     else:
+        assert sample is not None
         progress(Progress("training", request.total, request.total, sum(count.documents for count in counts)))
         tokenizer = train(sample.texts(sides), request.vocabulary, specials)
     write_text(work / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")

@@ -21,10 +21,11 @@ from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import LOCK, Judged, read_json, refuse_changed, write_json
+from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.files import locked, new_file, refuse_strange, sha256_of
 from raptr.report.plots import save
+from raptr.settings import refuse_changed
 from raptr.train.run import environment, find_device
 from raptr.train.safety import StopRequest
 
@@ -150,7 +151,7 @@ def _done(job: _Job, folder: Path) -> bool:
     path = job.path(folder)
     if not path.is_file():
         return False
-    refuse_changed(folder, read_json(path, "settings", "scores")["settings"], job.settings)
+    refuse_changed(folder, read_json(path, "settings", "scores")["settings"], job.settings, free=RENAMED)
     return True
 
 
