@@ -326,9 +326,9 @@ def test_the_full_start_of_the_readme(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_complete_and_name_their_command(name: str) -> None:
-    Config.read(RECIPES[name]())
-    demos = {"demo": "raptr pretrain", "decoder-demo": "raptr pretrain decoder-demo"}
-    command = demos.get(name, f"raptr pretrain {name} --data FOLDER")
+    recipe = Config.read(RECIPES[name]())
+    command = "raptr pretrain" if name == "demo" else f"raptr pretrain {name}"
+    command += "" if recipe.data.source == "builtin" else " --data FOLDER"
     assert f"Command: {command}\n" in (RECIPES[name].__doc__ or "")
 
 

@@ -214,11 +214,11 @@ def test_time_is_measured_on_whole_cycles(monkeypatch: pytest.MonkeyPatch) -> No
     assert measure(chosen).timed_batch == 16
 
 
-@pytest.mark.parametrize("name", ["ul2-small", "ul2-1.6b"])
-def test_recipes_have_micro_batches_of_whole_cycles(name: str) -> None:
+@pytest.mark.parametrize(("name", "targets"), [("ul2-demo", 48.25), ("ul2-small", 192), ("ul2-1.6b", 192)])
+def test_recipes_have_micro_batches_of_whole_cycles(name: str, targets: float) -> None:
     recipe = Config.read(RECIPES[name]())
     assert recipe.objective.name == "ul2"
-    assert recipe.step_load["targets"] == 192
+    assert recipe.step_load["targets"] == targets
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,19 @@ def test_too_little_text_to_train_on_is_said(
 
 
 @pytest.mark.parametrize(
-    ("objective", "recipe"), [("mlm", "bert-mini"), ("causal", "decoder-mini"), ("ul2", "ul2-small")]
+    ("objective", "gpu", "recipe"),
+    [
+        ("mlm", True, "bert-mini"),
+        ("causal", True, "decoder-mini"),
+        ("ul2", True, "ul2-small"),
+        ("mlm", False, "demo"),
+        ("causal", False, "decoder-demo"),
+        ("ul2", False, "ul2-demo"),
+    ],
 )
 def test_the_recipe_fits_the_machine_and_the_objective(
     objective: str,
+    gpu: bool,
     recipe: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -69,7 +78,7 @@ def test_the_recipe_fits_the_machine_and_the_objective(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     book(tmp_path, 2000)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     asked = ["--data", "book.txt", "--out", "mine", "--vocabulary", "400", "--objective", objective]
     assert call(monkeypatch, "prepare", *asked) == 0
     shown = capsys.readouterr().err.partition("next    ")[2].strip()
