@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -129,7 +130,8 @@ class Clock(hf.TrainerCallback):
 def train(model: nn.Module, case: Case, steps: int, callbacks: list[Any]) -> list[float]:
     """The times of the steps of one training with the `Trainer`."""
     clock = Clock()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "method .* overwrites")  # one model is trained in all ways; only times count
         arguments = hf.TrainingArguments(
             folder,
             max_steps=steps,
