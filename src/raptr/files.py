@@ -44,7 +44,7 @@ def write_text(place: Path, text: str) -> None:
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """A folder, made if need be with those above it; which of these are empty after the body are removed again."""
+    """Make a folder and those above it; of the new ones, those that are empty after the body are removed again."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
