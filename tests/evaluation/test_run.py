@@ -13,7 +13,15 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM, DistilBertConfig, DistilBertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RoFormerConfig,
+    RoFormerForMaskedLM,
+)
 
 from raptr import files
 from raptr.data import TokenStore
@@ -22,12 +30,12 @@ from raptr.evaluation.encoder import load_encoder, tokenize
 from raptr.evaluation.finetuning import Request
 from raptr.evaluation.jobs import Judged
 from raptr.evaluation.run import finetune_all
+from raptr.evaluation.stepping import Steps
 from raptr.evaluation.tuning import Recipe, Tuning
 from raptr.models.export import save
 from raptr.report.runs import read_scores
 from raptr.train.config import Config
 from raptr.train.loop import pretrain
-from raptr.train.workers import Workers
 from tests.commands import call
 from tests.evaluation.tiny import make_bert, make_task, opinions, shuffled, stock_tokenizer, write_jsonl
 
@@ -215,47 +223,99 @@ def test_rates_can_be_compared_on_fewer_seeds(bert: Path, task: Path, tmp_path: 
     assert (again.finished, again.planned) == (4, 4)
 
 
-def test_several_models_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
-    models = [bert, make_bert(tmp_path / "wider", width=48)]  # with the same tokenizer, so texts are tokenized once
-    encoders = [load_encoder(model).folder for model in models]
-    assert encoders[0].tokenizer_fingerprint == encoders[1].tokenizer_fingerprint
-    assert encoders[0].fingerprint != encoders[1].fingerprint
+def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
+    other = make_bert(tmp_path / "other")  # the same architecture and tokenizer with other weights, and a wider model
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 1.5 * value for name, value in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    models = [bert, other, make_bert(tmp_path / "wider", width=48)]
 
     def judged(out: Path, jobs: int) -> dict[str, Any]:
-        requests = [
-            Request(model, "sst2", little, out / model.name, recipe=SHORT, rates=[RATE, 2 * RATE], seeds=2, tune=1)
-            for model in models
-        ]
+        keys: dict[str, Any] = {"rates": [RATE, 2 * RATE], "seeds": 2, "tune": 1}
+        recipe = Recipe(batch=16, dropout=0.0)  # which is drawn for all at once
+        requests = [Request(model, "sst2", little, out / model.name, recipe=recipe, **keys) for model in models]
         ended: list[Path] = []
         done = finetune_all(
             requests, device="cpu", jobs=jobs, console=QUIET, on_judged=lambda one, _: ended.append(one.model)
         )
         assert sorted(ended) == sorted(models)
-        assert [(one.finished, one.planned) for one in done] == [(3, 3)] * 2
+        assert [(one.finished, one.planned) for one in done] == [(3, 3)] * 3
         return {model.name: results(out / model.name) for model in models}
 
-    alone = judged(tmp_path / "one", 1)
-    assert alone["small"] != alone["wider"]
-    assert judged(tmp_path / "two", 2) == alone
-    assert judged(tmp_path / "two", 2) == alone  # told of again, with nothing left to do
+    alone, together = judged(tmp_path / "one", 1), judged(tmp_path / "six", 6)
+    first, second = f"{RATE!r}-0.json", f"{2 * RATE!r}-0.json"
+    assert {len(alone[name]) for name in alone} == {3}
+    assert len({alone[name][first]["loss"] for name in alone}) == 3
+    for model in alone:
+        assert alone[model].keys() == together[model].keys()
+        for name, job in alone[model].items():
+            assert together[model][name]["loss"] == pytest.approx(job["loss"], abs=1e-5)
+            assert together[model][name]["scores"] == job["scores"]
+    counts = {model: [together[model][name]["at_once"] for name in (first, second)] for model in alone}
+    assert counts == {bert.name: [4, 4], "other": [4, 4], "wider": [2, 2]}
+    assert judged(tmp_path / "six", 6) == together  # told of again, with nothing left to do
 
 
 def test_several_at_once_stop_when_asked(
     bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe(batch=1, epochs=100_000)
-    submit, submitted = Workers.submit, []
+    step, made = Steps.__call__, []
 
-    def submit_and_stop(self: Workers, *arguments: Any) -> Any:
-        submitted.append(arguments)
-        if len(submitted) == 2:
+    def step_and_stop(self: Steps, *arguments: Any) -> None:
+        made.append(arguments)
+        if len(made) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return submit(self, *arguments)
+        step(self, *arguments)
 
-    monkeypatch.setattr(Workers, "submit", submit_and_stop)
+    monkeypatch.setattr(Steps, "__call__", step_and_stop)
     keys: dict[str, Any] = {"recipe": recipe, "rates": [RATE, 2 * RATE], "seeds": 1, "jobs": 2}
     done = finetune(bert, "sst2", little, tmp_path, **keys)
-    assert (done.finished, done.planned, done.record) == (0, 2, None)
+    assert (done.finished, done.planned, done.record, len(made)) == (0, 2, None, 3)
+
+
+def test_one_of_several_diverges_and_the_others_do_not_notice(bert: Path, little: Path, tmp_path: Path) -> None:
+    record = tuned(bert, little, tmp_path, rates=[RATE, 1.0], seeds=1, jobs=2, recipe=Recipe(batch=16, clip=1e38))
+    good, bad = record["jobs"]
+    assert (good["at_once"], good["diverged"]) == (2, None)
+    assert bad["scores"] is None or bad["loss"] > good["loss"]
+
+
+def test_models_that_cannot_be_joined_are_tuned_one_by_one(
+    little: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RoFormerConfig(
+        vocab_size=len(stock_tokenizer()),
+        embedding_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        max_position_embeddings=24,
+    )
+    save(RoFormerForMaskedLM(config), stock_tokenizer(), tmp_path / "model")
+    request = Request(tmp_path / "model", "sst2", little, tmp_path / "out", recipe=SHORT, rates=[RATE], seeds=2)
+    finetune_all([request], device="cpu", jobs=2, console=Console(width=200))
+    said = "2 fine-tunings at once cannot be made (models of type roformer run alone only); going on with 1"
+    assert said in capsys.readouterr().out
+    assert [job["at_once"] for job in results(tmp_path / "out").values()] == [1, 1]
+
+
+def test_fewer_at_once_where_memory_is_short(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Tuning.run
+
+    def lacking(self: Tuning, jobs: Any, *arguments: Any) -> Any:
+        if len(jobs) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(self, jobs, *arguments)
+
+    monkeypatch.setattr(Tuning, "run", lacking)
+    request = Request(bert, "sst2", little, tmp_path, recipe=SHORT, rates=[RATE], seeds=3)
+    (done,) = finetune_all([request], device="cpu", jobs=3, console=Console(width=200))
+    assert (done.finished, done.planned) == (3, 3)
+    said = "3 fine-tunings at once cannot be made (the GPU lacks the memory); going on with 1"
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_is_judged_by_its_export(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,13 @@ def model(bert: Path, dropout: float = 0.0) -> Any:
     return load_encoder(bert).classifier(2, dropout).train()
 
 
-def steps(made: Any, examples: Coded, *, half: bool = False, capture: Any = None) -> Steps:
-    return Steps(made, examples, functional.cross_entropy, weight_decay=0.01, clip=1.0, half=half, capture=capture)
+def steps(made: Any, examples: Coded, *, half: bool = False, capture: Any = None, joined: int = 1) -> Steps:
+    loss = partial(functional.cross_entropy, reduction="none")
+    return Steps(made, examples, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=joined)
+
+
+def at(rate: float) -> Tensor:
+    return torch.tensor([rate])
 
 
 def batches(examples: Coded) -> list[tuple[Tensor, int]]:
@@ -68,7 +74,7 @@ def trained(made: Any, examples: Coded, **settings: Any) -> Steps:
     torch.manual_seed(1)
     every = batches(examples) * 2
     for (places, width), rate in zip(every, RATES, strict=False):
-        stepped(places, width, rate)
+        stepped(places, width, at(rate))
     return stepped
 
 
@@ -109,8 +115,7 @@ def test_batches_are_cut_from_tables(examples: Coded) -> None:
 
 def test_the_steps_are_those_of_a_plain_loop(bert: Path, examples: Coded) -> None:
     ours, plain = model(bert), model(bert)
-    last = trained(ours, examples).loss
-    assert last == pytest.approx(plainly(plain, examples), abs=1e-5)
+    assert trained(ours, examples).losses[0] == pytest.approx(plainly(plain, examples), abs=1e-5)
     for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4, msg=name)
 
@@ -120,7 +125,7 @@ def test_bfloat16_weights_follow_float32_ones(bert: Path, examples: Coded) -> No
     before = plain.state_dict()["classifier.weight"].clone()
     stepped = trained(made, examples, half=True)
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
-    assert stepped.loss == pytest.approx(plainly(plain, examples), abs=0.03)
+    assert stepped.losses[0] == pytest.approx(plainly(plain, examples), abs=0.03)
     moved = (made.state_dict()["classifier.weight"].float() - before).flatten()
     wanted = (plain.state_dict()["classifier.weight"] - before).flatten()
     assert float(functional.cosine_similarity(moved, wanted, dim=0)) > 0.95
@@ -128,7 +133,7 @@ def test_bfloat16_weights_follow_float32_ones(bert: Path, examples: Coded) -> No
     tiny = steps(model(bert), examples, half=True)  # changes below bfloat16's precision add up
     weight = next(iter(tiny._weights)).clone()
     for places, width in batches(examples)[:1] * 60:
-        tiny(places, width, 2e-5)
+        tiny(places, width, at(2e-5))
     assert not torch.equal(next(iter(tiny._weights)), weight)
 
 
@@ -138,8 +143,8 @@ def test_weights_that_are_not_trained_are_bfloat16_too(examples: Coded) -> None:
     assert not all(parameter.requires_grad for parameter in made.parameters())
     stepped = steps(made, examples, half=True)
     for places, width in batches(examples)[:2]:
-        stepped(places, width, 1e-3)
-    assert stepped.diverged() is None
+        stepped(places, width, at(1e-3))
+    assert stepped.diverged() == [None]
     assert {parameter.dtype for parameter in made.parameters()} == {torch.bfloat16}
 
 
@@ -154,8 +159,8 @@ def test_a_model_that_cannot_compute_in_bfloat16_trains_in_float32(bert: Path, e
     assert stepped.precision == "float32"
     assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}
     for places, width in batches(taken)[:2]:
-        stepped(places, width, 1e-3)
-    assert stepped.diverged() is None
+        stepped(places, width, at(1e-3))
+    assert stepped.diverged() == [None]
     assert steps(model(bert), examples, half=True).precision == "bfloat16"
     assert steps(model(bert), examples).precision == "float32"
 
@@ -181,7 +186,7 @@ def test_replayed_steps_are_the_same(bert: Path, examples: Coded) -> None:
     first, second = trained(alone, examples), trained(replayed, examples, capture=replays)
     assert (replays.captured, second.captured) == (2, 2)
     assert replays.replayed == len(RATES) - 2 * WARM_UP
-    assert first.loss == second.loss
+    assert first.losses == second.losses
     for one, other in zip(alone.parameters(), replayed.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -192,7 +197,7 @@ def test_a_model_that_cannot_be_captured_is_trained_all_the_same(bert: Path, exa
 
     first, second = trained(model(bert), examples), trained(model(bert), examples, capture=refuse)
     assert second.captured == 0
-    assert first.loss == second.loss
+    assert first.losses == second.losses
 
 
 def test_the_first_step_that_is_not_finite_is_remembered(bert: Path, examples: Coded) -> None:
@@ -202,8 +207,8 @@ def test_the_first_step_that_is_not_finite_is_remembered(bert: Path, examples: C
         if number == 10:
             with torch.no_grad():
                 made.classifier.bias.fill_(torch.nan)
-        stepped(places, width, 1e-4)
-    assert stepped.diverged() == 10
+        stepped(places, width, at(1e-4))
+    assert stepped.diverged() == [10]
 
 
 class _ReadsBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -234,11 +239,11 @@ def test_on_a_gpu_captured_steps_are_the_plain_ones(bert: Path, examples: Coded)
         first = trained(alone, examples.to(device), half=True)
         second = trained(replayed, examples.to(device), half=True, capture=capture)
         assert second.captured == 2
-        assert first.loss == pytest.approx(second.loss, abs=0.01)
+        assert first.losses == pytest.approx(second.losses, abs=0.01)
         for (name, one), other in zip(alone.named_parameters(), replayed.parameters(), strict=True):
             torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-2, msg=name)
         dropping = trained(model(bert, 0.1).to(device), examples.to(device), half=True, capture=capture)
-        assert (dropping.captured, dropping.diverged()) == (2, None)
+        assert (dropping.captured, dropping.diverged()) == (2, [None])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -251,10 +256,10 @@ def test_on_a_gpu_a_model_that_reads_a_number_back_is_trained_all_the_same(bert:
         made = model(bert, 0.1).to(device)
         made.register_forward_hook(read)
         failed = trained(made, examples.to(device), half=True, capture=capture)
-        assert (failed.captured, failed.diverged()) == (0, None)
+        assert (failed.captured, failed.diverged()) == (0, [None])
     with stepping.on_stream(device) as capture:  # nor does the next model notice
         after = trained(model(bert, 0.1).to(device), examples.to(device), half=True, capture=capture)
-        assert (after.captured, after.diverged()) == (2, None)
+        assert (after.captured, after.diverged()) == (2, [None])
 
 
 def test_without_a_gpu_nothing_is_captured() -> None:

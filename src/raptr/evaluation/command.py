@@ -48,7 +48,9 @@ def finetune(
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column of the label. [default: looked for]")] = None,
     dev: Annotated[str | None, typer.Option(help="The dev file, such as dev_mismatched. [default: looked for]")] = None,
-    jobs: Annotated[int, typer.Option(help="Fine-tunings at once, for models too small to fill a GPU.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Fine-tunings at once, as one joined model: for models too small to fill a GPU.")
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Fine-tune an encoder on a task at several learning rates and seeds, and score it on the dev set.

@@ -1,16 +1,14 @@
 """Fine-tune encoders on tasks, at every learning rate and seed that is not done yet, in turn or several at once.
 
-Each fine-tuning is a job with a small file (finetuning.py), so nothing is done twice. Several at once are processes
-that serve all models and tasks: a process reads and tokenizes a task once.
+Each fine-tuning is a job with a small file (finetuning.py), so nothing is done twice. Several at once are jobs on the
+same examples, of one model or of several with the same architecture, whose models are joined (joined.py).
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
-from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
@@ -20,14 +18,16 @@ from raptr.evaluation.encoder import Encoder, load_encoder
 from raptr.evaluation.finetuning import Finetuning, Key, Request
 from raptr.evaluation.jobs import LOCK, Judged
 from raptr.evaluation.reading import TaskData
-from raptr.evaluation.tuning import Tuning
+from raptr.evaluation.tuning import Job, NotJoinedError, Tuning
 from raptr.files import locked
 from raptr.train.run import find_device
 from raptr.train.safety import StopRequest
-from raptr.train.workers import PATIENCE, Workers
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
+NAMES = ("_name_or_path", "architectures", "transformers_version")  # what no model computes with
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+
+Kind: TypeAlias = tuple[object, ...]
 
 
 def finetune_all(
@@ -62,10 +62,7 @@ def finetune_all(
         for number, one in enumerate(prepared):
             if not one.missing():
                 end(number)
-        if min(jobs, sum(len(one.missing()) for one in prepared)) > 1:
-            _at_once(prepared, jobs, where, stop, console, end)
-        else:
-            _in_turn(prepared, where, stop, console, end)
+        _work(prepared, jobs, where, stop, console, end)
         return [judged[number] if number in judged else one.judged() for number, one in enumerate(prepared)]
 
 
@@ -84,62 +81,7 @@ def _prepared(requests: Sequence[Request]) -> list[Finetuning]:
     return prepared
 
 
-def _in_turn(
-    prepared: Sequence[Finetuning],
-    device: torch.device,
-    stop: StopRequest,
-    console: Console,
-    end: Callable[[int], None],
-) -> None:
-    """Do the jobs one after the other until asked to stop."""
-    for number, one in enumerate(prepared):
-        tuning: Tuning | None = None
-        while not stop.asked and (missing := one.missing()):
-            tuning = tuning or Tuning(one.encoder, one.examples, one.request.recipe, device)
-            _work(tuning, one, missing, stop, console)
-            if not one.missing():
-                end(number)
-
-
-def _work(tuning: Tuning, one: Finetuning, keys: Sequence[Key], stop: StopRequest, console: Console) -> None:
-    with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
-        whole = bar.add_task("steps", total=tuning.steps * len(keys))
-        for number, (rate, seed) in enumerate(keys, start=1):
-            bar.update(whole, description=f"job {number} of {len(keys)}: rate {rate:g}, seed {seed}")
-            try:
-                result = tuning.run(one.encoder, rate, seed, stop, lambda: bar.advance(whole))
-            except torch.OutOfMemoryError as error:
-                raise ValueError(NO_MEMORY) from error
-            if result is None:
-                return
-            _keep(one, result, console)
-            bar.update(whole, completed=tuning.steps * number)  # a job that diverged ends early
-
-
-@lru_cache
-def _tuning(shared: Request, device: torch.device) -> Tuning:
-    return Tuning(load_encoder(shared.model), shared.examples(), shared.recipe, device)
-
-
-def _tune(
-    stop: StopRequest, shared: Request, device: torch.device, model: Path, rate: float, seed: int
-) -> dict[str, Any] | None:
-    return _tuning(shared, device).run(load_encoder(model), rate, seed, stop, lambda: None)
-
-
-def _shared(prepared: Sequence[Finetuning]) -> list[Request]:
-    """By what a process reads and tokenizes each one's task: equal for models with one tokenizer, the first's."""
-    first: dict[tuple[str, int], Path] = {}
-    shared = []
-    for one in prepared:
-        folder, asked = one.encoder.folder, one.request
-        model = first.setdefault((folder.tokenizer_fingerprint, folder.longest()), folder.path)
-        files: dict[str, Any] = {"texts": tuple(asked.texts), "label": asked.label, "dev": asked.dev}
-        shared.append(Request(model, asked.task, asked.data, recipe=asked.recipe, **files))
-    return shared
-
-
-def _at_once(
+def _work(
     prepared: Sequence[Finetuning],
     jobs: int,
     device: torch.device,
@@ -147,42 +89,60 @@ def _at_once(
     console: Console,
     end: Callable[[int], None],
 ) -> None:
-    """Do the jobs in several processes until asked to stop."""
-    shared = _shared(prepared)
-    jobs = min(jobs, sum(len(one.missing()) for one in prepared))
-    running: dict[Future[dict[str, Any] | None], tuple[int, Key]] = {}
-
-    def waiting() -> Mapping[tuple[int, Key], None]:
-        wanted = ((number, key) for number, one in enumerate(prepared) for key in one.missing())
-        return dict.fromkeys(one for one in wanted if one not in running.values())
-
-    with (
-        Workers(jobs, device) as workers,
-        Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        shown = bar.add_task(f"jobs, {jobs} at once", total=None)
-
-        def submit() -> None:
-            # No more than can run at once: the last seeds of a model come before the first of the next.
-            for number, key in islice(waiting(), jobs - len(running)):
-                model = prepared[number].encoder.folder.path
-                running[workers.submit(_tune, shared[number], device, model, *key)] = (number, key)
-
-        submit()
-        while running and not stop.asked:
-            for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
-                number, _ = running.pop(future)
-                try:
-                    result = future.result()
-                except torch.OutOfMemoryError as error:
-                    raise ValueError(f"{NO_MEMORY} Or lower --jobs.") from error
-                if result is None:  # asked to stop
-                    continue
+    """Do the jobs, so many at once, until asked to stop."""
+    kinds = [_kind(one) for one in prepared]
+    most = dict.fromkeys(kinds, jobs)
+    tunings: dict[Kind, Tuning] = {}
+    with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
+        whole = bar.add_task("", total=None)
+        while not stop.asked and (group := _next(prepared, kinds, most)):
+            first, kind = prepared[group[0][0]], kinds[group[0][0]]
+            if kind not in tunings:
+                tunings[kind] = Tuning(first.encoder, first.examples, first.request.recipe, device)
+            tuning, asked = tunings[kind], [Job(prepared[number].encoder, *key) for number, key in group]
+            bar.reset(whole, total=tuning.steps * len(group), description=_described(prepared, group))
+            try:
+                results = tuning.run(asked, stop, lambda count: bar.advance(whole, count))
+            except (torch.OutOfMemoryError, NotJoinedError) as error:
+                if len(group) == 1:
+                    raise ValueError(NO_MEMORY) from error
+                lacks = isinstance(error, torch.OutOfMemoryError)
+                most[kind] = len(group) // 2 if lacks else 1
+                why = "the GPU lacks the memory" if lacks else str(error)
+                said = f"{len(group)} fine-tunings at once cannot be made ({why}); going on with {most[kind]}"
+                bar.console.print(said, highlight=False, markup=False)
+                continue
+            for (number, _), result in zip(group, results, strict=bool(results)):
                 _keep(prepared[number], result, bar.console)
-                submit()
-                bar.advance(shown)
+            for number in dict.fromkeys(number for number, _ in group):
                 if not prepared[number].missing():
                     end(number)
+
+
+def _kind(one: Finetuning) -> Kind:
+    """What is equal for jobs that can be done at once: architecture, tokenizer, examples and recipe."""
+    folder, asked = one.encoder.folder, one.request
+    config = {key: value for key, value in folder.config.to_dict().items() if key not in NAMES}
+    made = json.dumps(config, sort_keys=True, default=str)
+    files = (asked.task, asked.data, *asked.texts, asked.label, asked.dev)
+    return (made, folder.tokenizer_fingerprint, folder.longest(), files, asked.recipe)
+
+
+def _next(prepared: Sequence[Finetuning], kinds: Sequence[Kind], most: Mapping[Kind, int]) -> list[tuple[int, Key]]:
+    """The first job that is missing, and those that can be done with it, as many as may be at once."""
+    wanted = [(number, key) for number, one in enumerate(prepared) for key in one.missing()]
+    if not wanted:
+        return []
+    kind = kinds[wanted[0][0]]
+    return [(number, key) for number, key in wanted if kinds[number] == kind][: most[kind]]
+
+
+def _described(prepared: Sequence[Finetuning], group: Sequence[tuple[int, Key]]) -> str:
+    number, (rate, seed) = group[0]
+    title = prepared[number].task.title
+    if len(group) > 1:
+        return f"{len(group)} fine-tunings on {title}, steps"
+    return f"{prepared[number].encoder.folder.name} on {title}, rate {rate:g}, seed {seed}, steps"
 
 
 def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:

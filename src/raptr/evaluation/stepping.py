@@ -1,4 +1,4 @@
-"""The steps of one fine-tuning, with nothing in them that waits for the GPU.
+"""The steps of fine-tuning, with nothing in them that waits for the GPU.
 
 A step of a small model is hundreds of small kernels, and launching them one by one takes longer than running them. So
 on a GPU a whole step (the batch cut from the table, both passes, clipping, AdamW) is captured once for each shape of
@@ -7,7 +7,7 @@ the kernels would convert weights and gradients, one tensor at a time.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
@@ -24,10 +24,10 @@ Capture: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]  # makes
 
 @final
 class Steps:
-    """AdamW on a model, one batch of examples at a time.
+    """AdamW on one model, or on several that were joined, one batch of examples for each at a time.
 
-    `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run each step as it is. With `half` the
-    model computes in bfloat16, unless it cannot: `precision` says which it is.
+    `loss` gives that of each example. `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run
+    each step as it is. With `half` the model computes in bfloat16, unless it cannot: `precision` says which it is.
     """
 
     def __init__(
@@ -40,75 +40,85 @@ class Steps:
         clip: float,
         half: bool,
         capture: Capture | None,
+        joined: int = 1,
     ) -> None:
         self._model, self._examples, self._criterion = model, examples, loss
-        self._clip, self._capture = clip, capture
+        self._clip, self._capture, self._joined = clip, capture, joined
         self._weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._masters = [weight.detach().clone() for weight in self._weights]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
-        for master, gradient in zip(self._masters, self._gradients, strict=True):
-            master.grad = gradient
+        self._each = _of_each(self._masters, joined)
+        for masters, gradients in zip(self._each, _of_each(self._gradients, joined), strict=True):
+            for master, gradient in zip(masters, gradients, strict=True):
+                master.grad = gradient
         device = examples.targets_N.device
-        first = examples.batch(torch.zeros(1, dtype=torch.long, device=device), int(examples.lengths_N[0]))
+        first = examples.batch(torch.zeros(joined, dtype=torch.long, device=device), int(examples.lengths_N[0]))
         self.precision = "bfloat16" if half and _halved(model, first) else "float32"
-        self._rate = torch.zeros((), device=device)
+        self._rates_K = torch.zeros(joined, device=device)
         groups = [
-            {"params": [one for one in self._masters if one.ndim > 1], "weight_decay": weight_decay},
-            {"params": [one for one in self._masters if one.ndim <= 1], "weight_decay": 0.0},
+            {"params": [one for one in masters if (one.ndim > 1) == matrices], "weight_decay": decay, "lr": rate}
+            for masters, rate in zip(self._each, self._rates_K.unbind(), strict=True)
+            for matrices, decay in ((True, weight_decay), (False, 0.0))
         ]
-        on_gpu = device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(groups, lr=self._rate, eps=1e-6, fused=True, capturable=on_gpu)
-        self._count, self._first_bad = (torch.full((), value, device=device) for value in (0, -1))
-        self._loss = torch.zeros((), device=device)
+        self._optimizer = torch.optim.AdamW(groups, eps=1e-6, fused=True, capturable=device.type == "cuda")
+        self._count = torch.zeros((), dtype=torch.long, device=device)
+        self._first_bad_K = torch.full((joined,), -1, device=device)
+        self._losses_K = torch.zeros(joined, device=device)
         self._seen: Counter[tuple[int, int]] = Counter()
         self._replays: dict[tuple[int, int], tuple[Tensor, Callable[[], None]]] = {}
 
-    def __call__(self, places_B: Tensor, width: int, rate: float) -> None:
-        """Do a step on these examples at this learning rate."""
-        self._rate.fill_(rate)
-        key = (len(places_B), width)
+    def __call__(self, places_KB: Tensor, width: int, rates_K: Tensor) -> None:
+        """Do a step on these examples, those of the first model first, at each one's learning rate."""
+        self._rates_K.copy_(rates_K)
+        key = (len(places_KB), width)
         self._seen[key] += 1
         if self._capture is not None and key not in self._replays and self._seen[key] > WARM_UP:
-            own_B = places_B.clone()
+            own_KB = places_KB.clone()
             try:
-                self._replays[key] = (own_B, self._capture(lambda: self._step(own_B, width)))
+                self._replays[key] = (own_KB, self._capture(lambda: self._step(own_KB, width)))
             except RuntimeError:  # a model that looks at its inputs, or no memory for another graph
                 self._capture = None
         if key in self._replays:
-            own_B, replay = self._replays[key]
-            own_B.copy_(places_B)
+            own_KB, replay = self._replays[key]
+            own_KB.copy_(places_KB)
             replay()
         else:
-            self._step(places_B, width)
+            self._step(places_KB, width)
 
     @property
     def captured(self) -> int:
         """How many shapes of batches are replayed."""
         return len(self._replays)
 
-    def diverged(self) -> int | None:
-        """The first step whose loss or gradient was not finite; waits for the GPU."""
-        first = int(self._first_bad)
-        return None if first < 0 else first
+    def diverged(self) -> list[int | None]:
+        """Each one's first step whose loss or gradient was not finite; waits for the GPU."""
+        return [None if first < 0 else first for first in self._first_bad_K.tolist()]
 
     @property
-    def loss(self) -> float:
-        """That of the last batch; waits for the GPU."""
-        return float(self._loss)
+    def losses(self) -> list[float]:
+        """Each one's on its last batch; waits for the GPU."""
+        losses: list[float] = self._losses_K.tolist()
+        return losses
 
-    def _step(self, places_B: Tensor, width: int) -> None:
-        outputs_BC = scores(self._model, self._examples.batch(places_B, width))
-        loss = self._criterion(outputs_BC, self._examples.targets_N.index_select(0, places_B))
-        gradients = torch.autograd.grad(loss, self._weights, materialize_grads=True)
+    def _step(self, places_KB: Tensor, width: int) -> None:
+        outputs = scores(self._model, self._examples.batch(places_KB, width))
+        losses = self._criterion(outputs, self._examples.targets_N.index_select(0, places_KB))
+        losses_K = losses.view(self._joined, -1).mean(1)
+        gradients = torch.autograd.grad(losses_K.sum(), self._weights, materialize_grads=True)
         torch._foreach_copy_(self._gradients, gradients)
-        norm = nn.utils.clip_grad_norm_(self._masters, self._clip)
+        norms_K = torch.stack([nn.utils.clip_grad_norm_(masters, self._clip) for masters in self._each])
         self._optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(self._weights, self._masters)
-            bad = ~(loss.isfinite() & norm.isfinite()) & (self._first_bad < 0)
-            self._first_bad.copy_(torch.where(bad, self._count, self._first_bad))
+            bad_K = ~(losses_K.isfinite() & norms_K.isfinite()) & (self._first_bad_K < 0)
+            self._first_bad_K.copy_(torch.where(bad_K, self._count, self._first_bad_K))
             self._count += 1
-            self._loss.copy_(loss)
+            self._losses_K.copy_(losses_K)
+
+
+def _of_each(tensors: Sequence[Tensor], joined: int) -> list[list[Tensor]]:
+    """The tensors of each model that was joined."""
+    return [[tensor[k] for tensor in tensors] for k in range(joined)] if joined > 1 else [list(tensors)]
 
 
 def _halved(model: nn.Module, batch: dict[str, Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Fine-tune an encoder once, at one learning rate and seed, and score it on the dev set.
+"""Fine-tune an encoder at one learning rate and seed, or several at once, and score it on the dev set.
 
 The paper's recipe: 3 epochs, batches of 32, the learning rate rises linearly over 6% of the steps and then stays.
 What it does not say is BERT's: AdamW with eps 1e-6, weight decay 0.01 on matrices and embeddings, gradients clipped at
@@ -7,23 +7,26 @@ norm 1, dropout 0.1, 128 tokens. The score is that of the last step; no step is 
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from raptr.evaluation.coding import Coded, coded
 from raptr.evaluation.encoder import Encoder, tokenize
+from raptr.evaluation.joined import join
 from raptr.evaluation.metrics import score
 from raptr.evaluation.reading import Split, TaskData
 from raptr.evaluation.stepping import Steps, on_stream, scores
 from raptr.train.safety import StopRequest
 
 EVAL_BATCH = 256
+EVAL_ROWS = 2048  # of all models that are scored at once
+TRIED = 2  # examples for each model on which joined ones are tried
 
 
 @final
@@ -57,6 +60,20 @@ class Recipe:
 
 
 @final
+@dataclass(frozen=True)
+class Job:
+    """One fine-tuning."""
+
+    encoder: Encoder
+    rate: float
+    seed: int
+
+
+class NotJoinedError(ValueError):
+    """Several models were to run at once, but their architecture allows one at a time."""
+
+
+@final
 class Tuning:
     """A task's examples, tokenized once for all jobs of models that share a tokenizer."""
 
@@ -74,77 +91,103 @@ class Tuning:
         return coded(rows, torch.tensor(split.targets).to(kind), pad)
 
     def run(
-        self, encoder: Encoder, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]
-    ) -> dict[str, Any] | None:
-        """The result of one job; None if it was asked to stop."""
+        self, jobs: Sequence[Job], stop: StopRequest, on_steps: Callable[[int], None] = lambda count: None
+    ) -> list[dict[str, Any]]:
+        """The results of jobs that are made at once; none if it was asked to stop.
+
+        The models must have one architecture. `on_steps` is told how many steps were made, those of all jobs.
+        """
         devices = [self._device] if self._device.type == "cuda" else []
         started = time.monotonic()
         with torch.random.fork_rng(devices=devices), on_stream(self._device) as capture:
-            torch.manual_seed(seed)  # the new head and dropout
-            model = encoder.classifier(self._data.outputs, self._recipe.dropout)
-            torch.nn.Module.to(model, self._device)
+            model = self._classifier(jobs)
             steps = Steps(
                 model,
                 self._train,
-                self._loss,
+                self._losses,
                 weight_decay=self._recipe.weight_decay,
                 clip=self._recipe.clip,
                 half=self._device.type == "cuda",
                 capture=capture,
+                joined=len(jobs),
             )
-            self._fit(model, steps, rate, seed, stop, on_step)
-            diverged = steps.diverged()
-            if diverged is None and stop.asked:
-                return None
-            return {
-                "device": self._device.type,
-                "precision": steps.precision,
-                "rate": rate,
-                "seed": seed,
-                "scores": None if diverged is not None else self._score(model),
-                "loss": None if diverged is not None else steps.loss,  # of the last training batch
-                "diverged": diverged,
-                "graphs": steps.captured,
-                "seconds": time.monotonic() - started,
-            }
+            self._fit(model, steps, jobs, stop, on_steps)
+            if stop.asked:
+                return []
+            shared = {"device": self._device.type, "precision": steps.precision, "graphs": steps.captured}
+            shared |= {"at_once": len(jobs), "seconds": time.monotonic() - started}
+            ended = zip(jobs, self._scores(model, len(jobs)), steps.losses, steps.diverged(), strict=True)
+            return [
+                {
+                    "rate": job.rate,
+                    "seed": job.seed,
+                    "scores": None if diverged is not None else scored,
+                    "loss": None if diverged is not None else loss,  # of the last training batch
+                    "diverged": diverged,
+                    **shared,
+                }
+                for job, scored, loss, diverged in ended
+            ]
+
+    def _classifier(self, jobs: Sequence[Job]) -> nn.Module:
+        """The model of a job, or those of several joined."""
+        models: list[nn.Module] = []
+        for job in jobs:
+            torch.manual_seed(job.seed)  # the new head, and after the last one dropout
+            model = job.encoder.classifier(self._data.outputs, self._recipe.dropout)
+            models.append(nn.Module.to(model, self._device))
+        if len(models) == 1:
+            return models[0]
+        width = next(iter(self._train.columns_NW.values())).shape[1]
+        size = TRIED if TRIED * len(jobs) != width else TRIED + 1
+        places = torch.arange(size * len(jobs), device=self._device) % len(self._train)
+        joined = join(models, [self._train.batch(places_B, width) for places_B in torch.split(places, size)])
+        if joined is None:
+            raise NotJoinedError(f"models of type {jobs[0].encoder.folder.config.model_type} run alone only")
+        return joined
 
     def _fit(
-        self, model: Any, steps: Steps, rate: float, seed: int, stop: StopRequest, on_step: Callable[[], None]
+        self, model: nn.Module, steps: Steps, jobs: Sequence[Job], stop: StopRequest, on_steps: Callable[[int], None]
     ) -> None:
-        """Train to the last step, or until a stop or the end of an epoch in which a step was not finite."""
+        """Train to the last step, or until a stop or the end of an epoch after which no job is finite."""
         recipe, step = self._recipe, 0
-        order = torch.Generator().manual_seed(seed)
+        orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
+        rates_K = torch.tensor([job.rate for job in jobs], device=self._device)
         model.train()
         for _ in range(recipe.epochs):
-            shuffled_N = torch.randperm(len(self._train), generator=order)
-            batches = torch.split(shuffled_N.to(self._device), recipe.batch)
-            for places_B, width in zip(batches, self._train.widths(shuffled_N, recipe.batch), strict=True):
+            shuffled_KN = torch.stack([torch.randperm(len(self._train), generator=order) for order in orders])
+            batches = torch.split(shuffled_KN.to(self._device), recipe.batch, dim=1)
+            widths = zip(*(self._train.widths(shuffled_N, recipe.batch) for shuffled_N in shuffled_KN), strict=True)
+            for places_KB, wide in zip(batches, widths, strict=True):
                 if stop.asked:
                     return
-                steps(places_B, width, rate * recipe.rate(step, self.steps))
+                steps(places_KB.flatten(), max(wide), rates_K * recipe.rate(step, self.steps))
                 step += 1
-                on_step()
-            if steps.diverged() is not None:  # read once an epoch: no step waits for the GPU
+                on_steps(len(jobs))
+            if None not in steps.diverged():  # read once an epoch: no step waits for the GPU
                 return
 
-    def _loss(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
+    def _losses(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         if self._data.task.regression:
-            return functional.mse_loss(outputs_BC[:, 0], targets_B)
-        return functional.cross_entropy(outputs_BC, targets_B)
+            return functional.mse_loss(outputs_BC[:, 0], targets_B, reduction="none")
+        return functional.cross_entropy(outputs_BC, targets_B, reduction="none")
 
     @torch.no_grad()
-    def _score(self, model: Any) -> dict[str, float]:
-        """The metrics on the dev set, in batches of similar lengths."""
+    def _scores(self, model: nn.Module, joined: int) -> list[dict[str, float]]:
+        """The metrics of each model on the dev set, in batches of similar lengths."""
         model.eval()
+        size = max(1, min(EVAL_BATCH, EVAL_ROWS // joined))
         by_length_N = self._dev.lengths_N.argsort(stable=True)
-        batches = torch.split(by_length_N.to(self._device), EVAL_BATCH)
         answers = []
-        for places_B, width in zip(batches, self._dev.widths(by_length_N, EVAL_BATCH), strict=True):
-            outputs_BC = scores(model, self._dev.batch(places_B, width))
-            answers.append(outputs_BC[:, 0] if self._data.task.regression else outputs_BC.argmax(-1))
-        predictions = np.zeros(len(self._dev))
-        predictions[by_length_N.numpy()] = torch.cat(answers).cpu().numpy()
-        return score(self._data.task.metrics, self._dev.targets_N.cpu().numpy(), predictions)
+        batches = torch.split(by_length_N.to(self._device), size)
+        for places_B, width in zip(batches, self._dev.widths(by_length_N, size), strict=True):
+            outputs = scores(model, self._dev.batch(places_B.repeat(joined), width))
+            answers_KB = (outputs[:, 0] if self._data.task.regression else outputs.argmax(-1)).view(joined, -1)
+            answers.append(answers_KB)
+        predictions_KN = np.zeros((joined, len(self._dev)))
+        predictions_KN[:, by_length_N.numpy()] = torch.cat(answers, 1).cpu().numpy()
+        targets_N = self._dev.targets_N.cpu().numpy()
+        return [score(self._data.task.metrics, targets_N, predictions_N) for predictions_N in predictions_KN]
 
 
 def chosen(split: Split, examples: int | None) -> Split:
