@@ -41,6 +41,7 @@ class Finetune:
     rates: tuple[float, ...] = ()
     seeds: int = 3
     tune: int | None = None
+    widen: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def _finetune(
             rates=ask.rates,
             seeds=ask.seeds,
             tune=ask.tune,
+            widen=ask.widen,
         )
         for run in runs
         for task in tasks

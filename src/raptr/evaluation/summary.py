@@ -125,7 +125,7 @@ def notes(record: Mapping[str, Any], examples: int) -> list[str]:
     if at_chance(best, metric, baseline, examples):
         said.append("It is at chance: within its errors of the best constant answer.")
     if best.edge:
-        said.append("The best rate lies at the edge of the grid: widen it with --rate.")
+        said.append("The best rate lies at the edge of the grid: widen it with --widen or --rate.")
     return said
 
 
