@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 from raptr.comparison.outcomes import Outcome
-from raptr.comparison.search import MOST, wanted
+from raptr.comparison.search import wanted
 from raptr.comparison.spec import Comparison, read_comparison
+from raptr.evaluation.grid import MOST
 
 
 def comparison(**keys: Any) -> Comparison:

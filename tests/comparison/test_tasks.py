@@ -13,6 +13,7 @@ from raptr.comparison import Asked, compare_all, read_comparison
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import shown, tasks_picture
 from raptr.data import TokenStore
+from raptr.evaluation.grid import MOST
 from raptr.report import write_report
 from tests.comparison.tiny import Killed, asked, at_step, kill
 from tests.evaluation.tiny import make_task, opinions, write_jsonl
@@ -103,6 +104,21 @@ def test_exports_are_kept_and_nothing_is_judged_twice(judged: tuple[dict[str, An
     assert not compare(spec, tmp_path / "out", record=tmp_path / "record.json", console=QUIET).stopped
     again = json.loads((tmp_path / "record.json").read_text())
     assert [run["scores"] for run in again["runs"]] == [run["scores"] for run in record["runs"]]
+
+
+def test_the_grid_of_fine_tuning_rates_is_widened(store: TokenStore, glue: Path, tmp_path: Path) -> None:
+    tuned = {"data": str(glue), **TUNED, "tasks": ["sst2"]}
+    spec = asked(store, seeds=[0], entries={"full": {"name": "full"}}, evaluate={"finetune": tuned})
+    compare(spec, tmp_path, console=QUIET)
+    (first,) = tmp_path.glob("runs/*/evaluation/finetune-sst2/jobs/*.json")
+    before = first.read_bytes()
+    spec["evaluate"] = {"finetune": {**tuned, "widen": True}}
+    assert not compare(spec, tmp_path, console=QUIET).stopped
+    assert first.read_bytes() == before
+    tried = sorted(json.loads(path.read_text())["rate"] for path in first.parent.glob("*.json"))
+    cell = found(tmp_path)["runs"][0]["scores"]["SST-2"]
+    assert cell["edge"] == (cell["rate"] in (tried[0], tried[-1]))
+    assert not cell["edge"] or len(tried) == 1 + MOST
 
 
 def test_the_report_of_runs_shows_their_scores(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
@@ -200,6 +216,7 @@ def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tm
         ({"finetune": {"data": ".", "tasks": ["wnli"]}}, r"wnli"),
         ({"finetune": {"data": "nowhere", "tasks": ["sst2"]}}, r"nowhere"),
         ({"finetune": {"data": ".", "epochs": 0}}, r"epochs is 0"),
+        ({"finetune": {"data": ".", "widen": 2}}, r"evaluate\.finetune\.widen is 2"),
     ],
 )
 def test_sections_that_are_refused(evaluate: dict[str, Any], match: str, store: TokenStore) -> None:

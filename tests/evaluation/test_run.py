@@ -1,11 +1,13 @@
 """A tiny task is learnt and noise is not; a killed command goes on; every refusal."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ from raptr import files
 from raptr.data import TokenStore
 from raptr.evaluation import finetuning, jobs
 from raptr.evaluation.encoder import load_encoder, tokenize
-from raptr.evaluation.finetuning import Request
+from raptr.evaluation.finetuning import Finetuning, Key, Request
+from raptr.evaluation.grid import MOST
 from raptr.evaluation.jobs import Judged
 from raptr.evaluation.run import finetune_all
 from raptr.evaluation.stepping import Steps
@@ -223,6 +226,83 @@ def test_rates_can_be_compared_on_fewer_seeds(bert: Path, task: Path, tmp_path: 
     assert (again.finished, again.planned) == (4, 4)
 
 
+def widen(bert: Path, data: Path, out: Path, score: Callable[[float], float | None], **keys: Any) -> list[Key]:
+    """Every job in the order in which it was wanted, each by a new command; a rate's score is given by a function."""
+    encoder, done = load_encoder(bert), list[Key]()
+    request = Request(bert, "sst2", data, out, widen=True, **keys)
+    while True:
+        work = Finetuning(request, encoder, request.examples())
+        work.open()
+        work.settle()
+        if not (missing := work.missing()):
+            judged = work.judged()
+            assert (judged.finished, judged.planned) == (len(done), len(done))
+            return done
+        rate, seed = missing[0]
+        reached = score(rate)
+        work.keep({"rate": rate, "seed": seed, "scores": None if reached is None else {"accuracy": reached}})
+        done.append((rate, seed))
+
+
+def peak_at(best: float) -> Callable[[float], float]:
+    return lambda rate: 0.9 - 0.01 * abs(math.log2(rate / best))
+
+
+def test_a_grid_is_widened_until_its_best_rate_is_inside(bert: Path, little: Path, tmp_path: Path) -> None:
+    up = widen(bert, little, tmp_path / "up", peak_at(4e-4), rates=[1e-4, 2e-4], tune=1)
+    assert up == [(1e-4, 0), (2e-4, 0), (4e-4, 0), (8e-4, 0), (4e-4, 1), (4e-4, 2)]
+    assert not best(json.loads((tmp_path / "up" / "finetune.json").read_text()))["edge"]
+    down = widen(bert, little, tmp_path / "down", peak_at(5e-5), rates=[2e-4, 1e-4], seeds=2)
+    assert down == [(rate, seed) for rate in (1e-4, 2e-4, 5e-5, 2.5e-5) for seed in (0, 1)]
+    alone = widen(bert, little, tmp_path / "alone", peak_at(RATE), rates=[RATE], seeds=1)
+    assert alone == [(RATE, 0), (RATE / 2, 0), (RATE * 2, 0)]
+    inside = widen(bert, little, tmp_path / "inside", peak_at(2e-4), rates=[1e-4, 2e-4, 4e-4], seeds=1)
+    assert inside == [(1e-4, 0), (2e-4, 0), (4e-4, 0)]
+    equal = widen(bert, little, tmp_path / "equal", lambda _: 0.5, rates=[1e-4, 2e-4], seeds=1)
+    assert equal == [(1e-4, 0), (2e-4, 0), (5e-5, 0)]
+
+
+def test_a_widened_grid_ends(bert: Path, little: Path, tmp_path: Path) -> None:
+    diverging = widen(bert, little, tmp_path / "all", lambda _: None, rates=[RATE], tune=1)
+    assert diverging == [(RATE / 2**power, 0) for power in range(MOST + 1)]
+    bounded = widen(bert, little, tmp_path / "bound", lambda rate: None if rate > 0.1 else rate, rates=[0.1], seeds=1)
+    assert bounded == [(0.1, 0), (0.05, 0), (0.2, 0)]  # a rate that diverged is not the best, so the best is inside
+    rising = widen(bert, little, tmp_path / "rising", lambda rate: rate, rates=[0.2], seeds=1)
+    assert rising == [(0.2, 0), (0.1, 0), (0.4, 0), (0.8, 0)]  # a rate is at most 1
+    falling = widen(bert, little, tmp_path / "falling", lambda rate: 1 - rate, rates=[RATE, 2 * RATE], tune=1, seeds=2)
+    low = RATE / 2**MOST
+    assert falling[2:] == [*((RATE / 2**power, 0) for power in range(1, MOST + 1)), (low, 1)]
+
+
+def test_seeds_that_wait_for_a_wider_grid_are_counted(bert: Path, little: Path, tmp_path: Path) -> None:
+    request = Request(bert, "sst2", little, tmp_path, rates=[1e-4, 2e-4], tune=1, widen=True)
+    work = Finetuning(request, load_encoder(bert), request.examples())
+    work.open()
+    counts = []
+    for rate, accuracy in ((1e-4, 0.5), (2e-4, 0.7), (4e-4, 0.6)):
+        work.keep({"rate": rate, "seed": 0, "scores": {"accuracy": accuracy}})
+        judged = work.judged()
+        counts.append((judged.finished, judged.planned))
+    assert counts == [(1, 4), (2, 5), (3, 5)]
+
+
+def test_the_command_widens_the_grid_of_an_earlier_one(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    options = ["--rate", str(RATE), "--seeds", "2", "--tune", "1", "--batch", "16"]
+    command = ["finetune", str(bert), "--task", "sst2", "--data", str(little), "--out", str(out), "--device", "cpu"]
+    assert call(monkeypatch, *command, *options) == 0
+    before = results(out)
+    assert len(before) == 2
+    assert call(monkeypatch, *command, *options, "--widen") == 0
+    assert {name: job for name, job in results(out).items() if name in before} == before
+    record = json.loads((out / "finetune.json").read_text())
+    tried = [row["rate"] for row in record["rows"]]
+    assert len(tried) == 1 + MOST or min(tried) < best(record)["rate"] < max(tried)
+    assert best(record)["seeds"] == 2
+
+
 def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_path: Path) -> None:
     other = make_bert(tmp_path / "other")  # the same architecture and tokenizer with other weights, and a wider model
     weights = load_file(other / "model.safetensors")
@@ -230,7 +310,7 @@ def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_
     models = [bert, other, make_bert(tmp_path / "wider", width=48)]
 
     def judged(out: Path, jobs: int) -> dict[str, Any]:
-        keys: dict[str, Any] = {"rates": [RATE, 2 * RATE], "seeds": 2, "tune": 1}
+        keys: dict[str, Any] = {"rates": [RATE, 2 * RATE], "seeds": 2, "tune": 1, "widen": True}
         recipe = Recipe(batch=16, dropout=0.0)  # which is drawn for all at once
         requests = [Request(model, "sst2", little, out / model.name, recipe=recipe, **keys) for model in models]
         ended: list[Path] = []
@@ -238,12 +318,14 @@ def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_
             requests, device="cpu", jobs=jobs, console=QUIET, on_judged=lambda one, _: ended.append(one.model)
         )
         assert sorted(ended) == sorted(models)
-        assert [(one.finished, one.planned) for one in done] == [(3, 3)] * 3
-        return {model.name: results(out / model.name) for model in models}
+        found = {model.name: results(out / model.name) for model in models}
+        counts = [len(kept) for kept in found.values()]
+        assert min(counts) > 3  # of two rates, the best is at an edge
+        assert [(one.finished, one.planned) for one in done] == [(count, count) for count in counts]
+        return found
 
     alone, together = judged(tmp_path / "one", 1), judged(tmp_path / "six", 6)
     first, second = f"{RATE!r}-0.json", f"{2 * RATE!r}-0.json"
-    assert {len(alone[name]) for name in alone} == {3}
     assert len({alone[name][first]["loss"] for name in alone}) == 3
     for model in alone:
         assert alone[model].keys() == together[model].keys()

@@ -82,7 +82,7 @@ def record(jobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_notes_name_the_best_rate_its_error_and_the_edge() -> None:
     said = " ".join(notes(record([job(1e-5, 0, 0.8), job(3e-5, 0, 0.9)]), 1000))
-    assert all(part in said for part in ("3e-05", "1,000", "0.9 points", "--rate"))
+    assert all(part in said for part in ("3e-05", "1,000", "0.9 points", "--widen or --rate"))
     assert "chance" not in said
     assert "chance" in " ".join(notes(record([job(1e-5, 0, 0.51)]), 1000))
     assert "diverged" in " ".join(notes(record([job(1e-5, 0, None)]), 1000))

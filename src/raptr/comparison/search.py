@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.spec import Comparison, Entry, PlannedRun, at
 from raptr.comparison.table import best_peak, runs_at
-
-MOST = 8  # rates that may be added to a grid
+from raptr.evaluation.grid import widened
 
 
 def wanted(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[PlannedRun]:
@@ -39,16 +38,10 @@ def _search(comparison: Comparison, entry: Entry, outcomes: Sequence[Outcome]) -
         if not all(set(comparison.tune) <= {run.seed for run in runs} for runs in by_peak.values()):
             return peaks, None
         best = best_peak(by_peak)
-        added = _edges(peaks, best) if comparison.widen and len(peaks) < len(entry.peaks) + MOST else []
+        added = widened(peaks, len(entry.peaks), best) if comparison.widen else []
         if not added:
             return peaks, best
         peaks += added
-
-
-def _edges(peaks: Sequence[float], best: float | None) -> list[float]:
-    """Half the lowest rate, twice the highest, or both, where the best is one of these; half where all diverged."""
-    low, high = min(peaks), max(peaks)
-    return [low / 2] * (best in (None, low)) + [high * 2] * (best == high)
 
 
 def _planned(entry: Entry, peak: float, seed: int) -> PlannedRun:

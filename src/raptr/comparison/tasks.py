@@ -1,7 +1,7 @@
 """A comparison judged by tasks: the section `evaluate` of its file.
 
     evaluate:
-      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; rates and the recipe's keys too
+      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; rates, tune, widen, recipe's keys
       fewshot: {data: fewshot, tasks: [paper], shots: [1], examples: 200}      decoders
 
 The model of every run is kept as an export in its folder. Each entry is judged at its best learning rate, seed by seed
@@ -41,6 +41,7 @@ class Finetune:
     rates: tuple[float, ...] = ()
     seeds: int = 3
     tune: int | None = None
+    widen: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def _finetune(
             rates=ask.rates,
             seeds=ask.seeds,
             tune=ask.tune,
+            widen=ask.widen,
         )
         for run in runs
         for task in tasks

@@ -34,6 +34,9 @@ def finetune(
         int | None,
         typer.Option(help="Compare rates on this many seeds; the others run at the best rate. [default: all]"),
     ] = None,
+    widen: Annotated[
+        bool, typer.Option("--widen", help="Halve and double rates until the best lies inside those tried.")
+    ] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the training examples.")] = 3,
     batch: Annotated[int, typer.Option(help="Examples per step.")] = 32,
     length: Annotated[int, typer.Option(help="Tokens per example; longer ones are cut.")] = 128,
@@ -76,6 +79,7 @@ def finetune(
         rates=rate or (),
         seeds=seeds,
         tune=tune,
+        widen=widen,
         texts=text or (),
         label=label,
         dev=dev,

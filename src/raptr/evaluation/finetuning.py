@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
+from raptr.evaluation.grid import widened
 from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json, write_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
@@ -26,6 +27,7 @@ NAME = "finetune"
 SETTINGS = "settings.json"
 RESULT = ("rate", "seed", "scores")  # what every job's file has
 MOST_SEEDS = 1000  # more is a slip
+HIGHEST = 1  # learning rate
 
 Key = tuple[float, int]  # learning rate, seed
 
@@ -37,7 +39,7 @@ class Request:
 
     `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
     `rates` the encoder's width decides (`Encoder.rates`). With `tune` the rates are compared on so many seeds, and the
-    other seeds run at the best one only.
+    other seeds run at the best one only. With `widen` rates are added until the best lies inside the grid (grid.py).
     """
 
     model: Path
@@ -48,14 +50,15 @@ class Request:
     rates: Sequence[float] = ()
     seeds: int = 3
     tune: int | None = None
+    widen: bool = False
     texts: Sequence[str] = ()
     label: str | None = None
     dev: str | None = None
 
     def __post_init__(self) -> None:
         for rate in self.rates:
-            if not 0 < rate <= 1:
-                raise ValueError(f"--rate is {rate}; more than 0 and at most 1 is allowed")
+            if not 0 < rate <= HIGHEST:
+                raise ValueError(f"--rate is {rate}; more than 0 and at most {HIGHEST} is allowed")
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise ValueError(f"--seeds is {self.seeds}; a whole number from 1 to {MOST_SEEDS} is allowed")
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
@@ -109,19 +112,31 @@ class Finetuning:
             self._note(record)
         planned = self._wanted()
         done = [key for key in planned if self._read(key) is not None]
-        undecided = len(done) < len(planned) and len(planned) == len(self._rates) * self._compared
+        undecided = len(done) < len(planned) and all(seed < self._compared for _, seed in planned)
         later = self.request.seeds - self._compared if undecided else 0
         return Judged(self.folder, record, len(done), len(planned) + later)
 
     def _wanted(self) -> list[Key]:
         """Every rate with the seeds on which they are compared; when these are done, the best rate with the others."""
-        first = [(rate, seed) for rate in self._rates for seed in range(self._compared)]
-        results = [result for key in first if (result := self._read(key)) is not None]
-        if len(results) < len(first):
-            return first
-        by_rate = {rate: [result for result in results if result["rate"] == rate] for rate in self._rates}
-        best = best_rate(by_rate, self.task.metrics[0])
+        rates, best = self._search()
+        first = [(rate, seed) for rate in rates for seed in range(self._compared)]
         return first + ([] if best is None else [(best, seed) for seed in range(self._compared, self.request.seeds)])
+
+    def _search(self) -> tuple[list[float], float | None]:
+        """The rates to compare, and the best one once all are compared; None where each diverged, too."""
+        by_rate: dict[float, list[dict[str, Any]]] = {}
+        added = self._rates
+        while True:
+            for rate in added:
+                found = (self._read((rate, seed)) for seed in range(self._compared))
+                by_rate[rate] = [result for result in found if result is not None]
+            if any(len(results) < self._compared for results in by_rate.values()):
+                return list(by_rate), None
+            best = best_rate(by_rate, self.task.metrics[0])
+            wider = widened(list(by_rate), len(self._rates), best) if self.request.widen else []
+            added = [rate for rate in wider if rate <= HIGHEST]
+            if not added:
+                return list(by_rate), best
 
     def _path(self, key: Key) -> Path:
         return self.folder / "jobs" / f"{key[0]!r}-{key[1]}.json"

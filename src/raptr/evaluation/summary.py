@@ -63,7 +63,10 @@ def rows(jobs: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Row]
 
 
 def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str) -> float | None:
-    """The rate with the highest mean over the seeds that all rates have; None where none is without a divergence."""
+    """The rate with the highest mean over the seeds that all rates have; None where none is without a divergence.
+
+    Of equals it is one inside the grid.
+    """
     scores = {
         rate: {job["seed"]: -math.inf if job["scores"] is None else job["scores"][metric] for job in group}
         for rate, group in by_rate.items()
@@ -71,7 +74,7 @@ def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str)
     shared = set.intersection(*(set(by_seed) for by_seed in scores.values())) if scores else set()
     whole = {rate for rate, by_seed in scores.items() if -math.inf not in by_seed.values()}
     means = {rate: fmean(scores[rate][seed] for seed in shared) for rate in sorted(whole) if shared}
-    return max(means, key=means.__getitem__, default=None)
+    return max(means, key=lambda rate: (means[rate], min(means) < rate < max(means)), default=None)
 
 
 def standard_error(metric: str, value: float, examples: int) -> float:
@@ -125,7 +128,7 @@ def notes(record: Mapping[str, Any], examples: int) -> list[str]:
     if at_chance(best, metric, baseline, examples):
         said.append("It is at chance: within its errors of the best constant answer.")
     if best.edge:
-        said.append("The best rate lies at the edge of the grid: widen it with --rate.")
+        said.append("The best rate lies at the edge of the grid: widen it with --widen or --rate.")
     return said
 
 
