@@ -168,6 +168,12 @@ def test_a_seed_is_judged_before_the_next_is_trained(
     assert scores(record) == first | {name[:-1] + "1": columns for name, columns in first.items()}
     assert sorted(path.name[-5:] for path in (tmp_path / "elsewhere" / "runs").glob("*-seed*")) == ["seed1"] * 3
 
+    changed = {**spec, "evaluate": {"finetune": {**spec["evaluate"]["finetune"], "epochs": 2}}}
+    with pytest.raises(ValueError, match=r"scores made in another way \(evaluate\.finetune\.epochs: was 1, now 2\)"):
+        compare(changed, tmp_path / "third", record=record, console=QUIET)
+    moved = {**spec, "evaluate": {"finetune": {**spec["evaluate"]["finetune"], "data": f"{glue}/."}}}
+    assert not compare(moved, tmp_path / "third", record=record, console=QUIET).stopped
+
 
 def test_runs_of_a_record_without_scores_are_made_again(store: TokenStore, glue: Path, tmp_path: Path) -> None:
     spec = asked(store, seeds=[0], entries={"full": {"name": "full", "peaks": [0.01, 0.02]}})

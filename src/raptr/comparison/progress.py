@@ -24,6 +24,7 @@ from raptr.comparison.record import (
     changes,
     check_machine,
     check_record,
+    check_scores,
     load_record,
     read_finished_runs,
 )
@@ -127,6 +128,7 @@ class Progress:
         if found is not None:
             check_record(self.record, found, comparison.entries, fingerprint)
             self._finished = {run.key: run for run in read_finished_runs(found)}
+        self._evaluated: Mapping[str, Any] = found["comparison"].get("evaluate", {}) if found is not None else {}
         self._wanted = self._search()
         self._sources = others
         self._seen: dict[Key, int] = {}  # how many of the others' runs were compared with a run
@@ -144,6 +146,11 @@ class Progress:
             task.refuse_other()
         if self.continued and self.unfinished():
             check_machine(self.record, self._finished.values(), self.comparison.entries)
+        models = {task.run.key for task in self.tasks() if has_model(task.folder)}
+        if self.comparison.evaluate and any(
+            run.outcome.scores and run.key not in models for run in self._finished.values()
+        ):
+            check_scores(self.record, self._evaluated, self.comparison.given["evaluate"])
 
     def learn(self, other: "Progress", run: PlannedRun) -> None:
         """Take note of a run that another comparison has just made, if its record is one to take runs from."""

@@ -119,6 +119,22 @@ def check_machine(path: Path, finished: Iterable[Finished], entries: Iterable[En
                 )
 
 
+def check_scores(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to add scores to those that were made with another section `evaluate`; its data may lie elsewhere."""
+    before, after = (
+        {f"evaluate.{kind}.{key}": value for kind, given in section.items() for key, value in given.items()}
+        for section in (was, plain(now))
+    )
+    names = [name for name in {**before, **after} if not name.endswith(".data")]
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    if changed:
+        said = "; ".join(f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in changed)
+        raise ValueError(
+            f"record is {str(path)!r}, which has scores made in another way ({said}) by models that are not here; "
+            "go on with the old settings, or name another record"
+        )
+
+
 def changes(begun: Config, wanted: Config) -> list[str]:
     """The settings in which a run that was begun differs from the one that is wanted."""
     old, new = begun.mapping(), wanted.following(begun).mapping()
