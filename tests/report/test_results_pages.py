@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 from docs.results import redraw
 from docs.results.pages import evidence, which
 from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
-from evidence.measured import measurements
+from evidence.measured import full_training, measurements
 from raptr.train.advice import Place
 
 
@@ -238,6 +240,36 @@ def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:
     assert "UL2, whose search for learning rates has not ended ([ul2-12x256]" in which.limits(unfinished)
     assert "examples/long.yaml" in which.commands(few)
     assert "evidence/" not in which.commands(few)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 3)])
+def test_a_panel_for_each_model_and_its_notes_inside(count: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = {"long-12x256": redraw.records(evidence.PAGE)["long-12x256"]}
+    ((place, full),) = full_training(records).items()
+    places = [replace(place, width=64 * (number + 1), tokens_per_weight=40.0) for number in range(count)]
+    rows = [replace(row, place=here, steps=2 * row.full_steps) for here in places for row in measurements(records)]
+    monkeypatch.setattr(which, "measurements", lambda _: rows)
+    monkeypatch.setattr(which, "full_training", lambda _: dict.fromkeys(places, full))
+    figure = which.picture({})
+    figure.draw_without_rendering()
+    assert len(figure.axes) == count
+    assert len({round(axes.get_position().x0, 3) for axes in figure.axes}) == columns
+    for axes in figure.axes:
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == ["40"]
+        boxes = [note.get_window_extent() for note in axes.texts]
+        assert len(boxes) >= 2
+        assert all(axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 for box in boxes)
+        assert all(axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1 for box in boxes)
+
+
+def test_notes_in_the_picture_of_the_advice_do_not_overlap() -> None:
+    figure = which.picture(redraw.records(which.PAGE))
+    figure.draw_without_rendering()
+    assert any(len(axes.texts) > 1 for axes in figure.axes)
+    for axes in figure.axes:
+        boxes = [note.get_window_extent() for note in axes.texts]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert len(axes.get_xticks()) == len(figure.axes[0].get_xticks())
 
 
 def test_where_nothing_pays_full_training_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
