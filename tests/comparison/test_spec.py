@@ -252,6 +252,8 @@ def test_two_ways_to_name_one_learning_rate_are_refused() -> None:
     [
         ("entries: [", r"file\.yaml.*YAML"),
         ("- 1", "a mapping with settings and"),
+        ("", r"file\.yaml' is empty; a mapping with settings and entries is needed"),
+        ("# entries:", r"is empty"),
         ("entries:\n  a: {name: full}\n  a: {name: pld}", "'a' appears twice"),
     ],
 )

@@ -209,7 +209,9 @@ def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tm
     assert not compare(spec, tmp_path / "out", console=QUIET).stopped
     (run,) = found(tmp_path / "out")["runs"]
     assert list(run["scores"]) == ["boolq, 1-shot", "nq_open, 1-shot"]
-    assert "At chance" in (tmp_path / "out" / "compare.md").read_text()
+    page = (tmp_path / "out" / "compare.md").read_text()
+    assert "At chance" in page
+    assert "± is the 95% interval of that model's score over the examples, not the error over pretraining seeds" in page
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from docs.results import redraw
 from docs.results.pages import evidence, which
 from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
-from evidence.measured import measurements
+from evidence.measured import full_training, measurements
 from raptr.train.advice import Place
 
 
@@ -49,16 +52,22 @@ def test_the_queue_says_what_is_a_lead_partial_or_not_run() -> None:
     assert "One seed" in part
 
 
-def judged(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """The record as if the models of these entries had been judged: the lower the loss, the higher the scores."""
+def judged(
+    record: dict[str, Any], labels: Sequence[str], once: Sequence[str] = (), interval: float | None = 0.01
+) -> dict[str, Any]:
+    """The record as if the models of these entries had been judged: the lower the loss, the higher the scores.
+
+    Of the entries in `once` only the model of seed 0.
+    """
 
     def cell(run: dict[str, Any], above: float) -> dict[str, Any]:
         score = above + 0.9 - 0.1 * run["loss"]
-        return {"score": score, "constant": 0.5, "interval": 0.01, "n": 3, "metric": "accuracy", "edge": above == 0}
+        chosen = {"metric": "accuracy", "rate": 1e-4, "edge": above == 0}
+        return {"score": score, "constant": 0.5, "interval": interval, "n": 3, **chosen}
 
     runs = [
         {**run, "scores": {"MNLI": cell(run, 0.0), "SST-2": cell(run, 0.1)}}
-        if run["label"] in labels and run["peak"] == 0.002
+        if run["label"] in labels and run["peak"] == 0.002 and (run["label"] not in once or run["seed"] == 0)
         else run
         for run in record["runs"]
     ]
@@ -107,6 +116,46 @@ def test_scores_on_tasks_are_shown_and_drawn_from_the_record(tmp_path: Path, mon
     redraw.main()
     assert (tmp_path / "docs" / "results" / "evidence" / "glue-12x256-tasks.png").read_bytes().startswith(b"\x89PNG")
     assert "(evidence/glue-12x256-tasks.png)" in (tmp_path / "docs" / "results" / "evidence.md").read_text()
+
+
+def test_scores_of_one_model_have_the_error_of_its_own_evaluation() -> None:
+    record, labels = redraw.records(evidence.PAGE)["long-12x256"], ["full", "raptr, sqrt"]
+    none = dict.fromkeys(item.name for item in evidence.ITEMS)
+
+    def made(once: Sequence[str], interval: float | None = 0.01) -> tuple[str, Figure]:
+        records = {**none, "long-12x256": judged(record, labels, once, interval)}
+        drawn = evidence.PAGE.figures["evidence/long-12x256-tasks.png"](records)
+        assert drawn is not None
+        return evidence.sections(records), drawn
+
+    shown, drawn = made(labels)
+    (line,) = [line for line in shown.splitlines() if line.startswith("| full |") and line.count("|") == 7]
+    assert line.split("|")[4:7] == [" 65.2 ± 1.0 ", " 75.2 ± 1.0 ", " 70.2 ± 0.7 "]  # 1.0·√2 / 2 for the average
+    own = (
+        "± is the 95% interval of that model's score over the fine-tuning seeds, not the error over pretraining seeds."
+    )
+    assert "with models of 1 seed each." in shown
+    assert f"Scores are percent, each of one pretrained model; {own}" in shown
+    assert "intervals over fine-tuning seeds," in drawn.axes[0].get_title()
+    assert len(drawn.axes[0].containers) == 2 * 4  # each bar and its interval
+
+    shown, drawn = made(["raptr, sqrt"])
+    assert "with models of 1 or 3 seeds each." in shown
+    assert "Scores are percent, means over the pretraining seeds with 95% intervals." in shown
+    assert f"Of some entries one model alone was judged (raptr, sqrt); there {own}" in shown
+    assert "intervals over pretraining seeds or fine-tuning seeds," in drawn.axes[0].get_title()
+
+    shown, _ = made(labels, interval=None)
+    assert "each of one pretrained model; its error is not known." in shown
+    assert "one pretrained model" not in made([])[0]
+
+
+def test_scores_at_a_rate_that_is_no_longer_the_best_are_not_shown() -> None:
+    record = judged(redraw.records(evidence.PAGE)["long-12x256"], ["full"])
+    runs = [{**run, "loss": 9.0} if "scores" in run else run for run in record["runs"]]
+    records = {**dict.fromkeys(item.name for item in evidence.ITEMS), "long-12x256": {**record, "runs": runs}}
+    assert "MNLI" not in evidence.sections(records).split("### long-12x256")[1].split("###")[0]
+    assert evidence.PAGE.figures["evidence/long-12x256-tasks.png"](records) is None
 
 
 def test_advice_does_not_rest_on_runs_made_to_be_judged() -> None:
@@ -191,6 +240,36 @@ def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:
     assert "UL2, whose search for learning rates has not ended ([ul2-12x256]" in which.limits(unfinished)
     assert "examples/long.yaml" in which.commands(few)
     assert "evidence/" not in which.commands(few)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 3)])
+def test_a_panel_for_each_model_and_its_notes_inside(count: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = {"long-12x256": redraw.records(evidence.PAGE)["long-12x256"]}
+    ((place, full),) = full_training(records).items()
+    places = [replace(place, width=64 * (number + 1), tokens_per_weight=40.0) for number in range(count)]
+    rows = [replace(row, place=here, steps=2 * row.full_steps) for here in places for row in measurements(records)]
+    monkeypatch.setattr(which, "measurements", lambda _: rows)
+    monkeypatch.setattr(which, "full_training", lambda _: dict.fromkeys(places, full))
+    figure = which.picture({})
+    figure.draw_without_rendering()
+    assert len(figure.axes) == count
+    assert len({round(axes.get_position().x0, 3) for axes in figure.axes}) == columns
+    for axes in figure.axes:
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == ["40"]
+        boxes = [note.get_window_extent() for note in axes.texts]
+        assert len(boxes) >= 2
+        assert all(axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 for box in boxes)
+        assert all(axes.bbox.y0 < box.y0 and box.y1 < axes.bbox.y1 for box in boxes)
+
+
+def test_notes_in_the_picture_of_the_advice_do_not_overlap() -> None:
+    figure = which.picture(redraw.records(which.PAGE))
+    figure.draw_without_rendering()
+    assert any(len(axes.texts) > 1 for axes in figure.axes)
+    for axes in figure.axes:
+        boxes = [note.get_window_extent() for note in axes.texts]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert len(axes.get_xticks()) == len(figure.axes[0].get_xticks())
 
 
 def test_where_nothing_pays_full_training_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:

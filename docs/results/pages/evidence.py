@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.queue import LEAST, QUEUE, Item, read_queue
 from raptr.comparison.record import read_rows
-from raptr.comparison.results import about_scores, tasks_picture
+from raptr.comparison.results import about_scores, judged, tasks_picture
 from raptr.comparison.spec import FULL
 from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
 
@@ -55,11 +55,12 @@ def _found(name: str, record: Mapping[str, Any]) -> list[str]:
 
 def _judged(name: str, record: Mapping[str, Any], best: Sequence[Row]) -> list[str]:
     """The scores on tasks, where models were judged by some."""
-    judged, missing = [row for row in best if row.scores], [row.label for row in best if not row.scores]
-    if not judged:
+    scored, missing = judged(record), [row.label for row in best if not row.scores]
+    if not scored:
         return []
-    seeds = sorted({score.n for row in judged for score in row.scores.values()})
-    said = [f"Judged by tasks as the comparison's file says, with models of {' or '.join(map(str, seeds))} seeds each."]
+    seeds = sorted({score.n for row in scored for score in row.scores.values()})
+    models = f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
+    said = [f"Judged by tasks as the comparison's file says, with models of {models} each."]
     said += [f"**Partial: not judged yet are {'; '.join(missing)}.**"] if missing else []
     picture = f"![scores on tasks, and their average against the held-out loss]({_figure(name)})"
     return [" ".join([*said, about_scores(record)]), tasks_markdown(best).rstrip(), picture]
@@ -71,8 +72,7 @@ def _figure(name: str) -> str:
 
 def _draw(name: str, records: Records) -> Figure | None:
     record = records[name]
-    judged = record is not None and any(row.scores for row in read_rows(record))
-    return tasks_picture(record) if judged else None
+    return tasks_picture(record) if record is not None and judged(record) else None
 
 
 def _where(environment: Mapping[str, Any]) -> str:

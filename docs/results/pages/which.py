@@ -8,9 +8,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import Bbox
 
 from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.law import described
@@ -22,7 +24,10 @@ from raptr.train.advice import SAME, SEEDS, Difference, Measured, Place, best, n
 KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
 SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
 LONGER = 1.1  # times the steps of full training: said beside a point from here on
+WIDE = {1: 8.0, 2: 9.6, 3: 12.0}  # inches, by the number of columns
+AROUND = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27) for x in (8, -8)]  # where to write beside a point, in points
 FULL = "full training, all FLOPs"
+Note = tuple[tuple[float, float], str, str]  # a point, what to write beside it, in which colour
 # The methods that have a colour, in its order: those that are compared at length; others are grey.
 FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas", "one-layer")
 
@@ -118,21 +123,26 @@ def picture(records: Records) -> Figure:
     panels = {model: [row for row in rows if replace(row.place, tokens_per_weight=1.0) == model] for model in models}
     shown = [name for name in (*FIRST, *METHODS) if any(row.method["name"] == name for row in rows)]
     looks = {name: _look(index, name) for index, name in enumerate(dict.fromkeys(shown))}
-    columns = min(3, len(panels))
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
     height = -(-len(panels) // columns)
-    size = (8.0, 5.2) if columns == 1 else (4.0 * columns, 1.2 + 3.4 * height)
+    size = (WIDE[columns], 1.2 + (4.0 if columns == 1 else 3.2) * height)
     figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(height, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    grid[0].set_xscale("log")
     lengths = [row.place.tokens_per_weight for row in rows]
-    ends = (min(lengths) / 1.6, max(lengths) * 1.6)
-    grid = figure.subplots(height, columns, squeeze=False, sharey=True).flatten()
+    grid[0].set_xlim(min(lengths) / 1.6, max(lengths) * 1.6)
+    notes = []
     for axes, (model, own) in zip(grid, panels.items(), strict=False):
         known = {place: value for place, value in full.items() if replace(place, tokens_per_weight=1.0) == model}
-        axes.set_xscale("log")
-        axes.set_xlim(*ends)
-        _panel(axes, own, known, looks)
+        notes.append(_panel(axes, own, known, looks))
         axes.set_title(_model(model).replace(", ", "\n", 1), fontsize=10, color=INK)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
+        axes.xaxis.set_major_locator(FixedLocator(_ticks(lengths)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("tokens per weight of the layers, in full training", color=INK)
     for axes in grid[::columns]:
         axes.set_ylabel("held-out loss, less that of full training\nwith the same FLOPs (lower is better)", color=INK)
     handles = [Line2D([], [], color=colour, marker=marker) for colour, marker in looks.values()]
@@ -140,7 +150,40 @@ def picture(records: Records) -> Figure:
     handles += [Line2D([], [], color=GREY, marker="o", fillstyle="none", linestyle="none")]
     texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: preliminary"]
     legend_below(figure, handles, texts, 4)
+    figure.draw_without_rendering()  # where panels and points lie is known from here on
+    for axes, own_notes in zip(grid, notes, strict=False):
+        _write(axes, own_notes)
     return figure
+
+
+def _ticks(lengths: Iterable[float]) -> list[float]:
+    """The lengths that were measured, less those that are too near another for a number of their own."""
+    ticks: list[float] = []
+    for length in sorted(lengths):
+        if not ticks or length > 1.3 * ticks[-1]:
+            ticks.append(length)
+    return ticks
+
+
+def _write(axes: Axes, notes: Iterable[Note]) -> None:
+    """Write the notes beside their points: inside the panel, over no point, no line and no other note if possible."""
+    bars = [(bar[0], *bar[1]) for bar in axes.containers if isinstance(bar, ErrorbarContainer)]  # points and caps
+    taken = [Bbox.union([line.get_window_extent() for line in bar]) for bar in bars]
+    lines = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
+    for near, text, colour in notes:
+        written = axes.annotate(
+            text, near, AROUND[0], textcoords="offset points", va="center", fontsize=8, color=colour
+        )
+        for x, y in AROUND:
+            written.set_position((x, y))
+            written.set_horizontalalignment("left" if x > 0 else "right")
+            box = written.get_window_extent()
+            inside = axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1)
+            inside = inside and axes.bbox.containsy(box.y0) and axes.bbox.containsy(box.y1)
+            crossed = any(line.intersects_bbox(box, filled=False) for line in lines)
+            if inside and not crossed and not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)
 
 
 def _panel(
@@ -148,10 +191,10 @@ def _panel(
     rows: Sequence[Measured],
     full: dict[Place, Difference],
     looks: dict[str, tuple[str, str]],
-) -> None:
-    """The methods of one model, each at its best settings, with 95% intervals."""
+) -> list[Note]:
+    """The methods of one model, each at its best settings, with 95% intervals; what to write beside points."""
     clean(axes)
-    lengths = sorted({row.place.tokens_per_weight for row in rows})
+    notes: list[Note] = []
     low, high = axes.get_xlim()
     axes.axhline(0, color=GREY, linewidth=1.2, zorder=1)
     points = sorted((place.tokens_per_weight, value.mean) for place, value in full.items())
@@ -181,12 +224,8 @@ def _panel(
             )
             if row in others or row.longer > LONGER:
                 steps = "same steps" if row.longer <= SAME else f"{row.longer:.2f}× the steps"
-                near = (place, row.to_reduced.mean)
-                axes.annotate(steps, near, (8, 0), textcoords="offset points", va="center", fontsize=8, color=colour)
-    axes.set_xlabel("tokens per weight of the layers, in full training", color=INK)
-    axes.xaxis.set_major_locator(FixedLocator(lengths))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+                notes.append(((place, row.to_reduced.mean), steps, colour))
+    return notes
 
 
 def _shifted(row: Measured, rows: Iterable[Measured], order: Sequence[str], width: float) -> float:

@@ -22,7 +22,7 @@ MACHINE = ("processor", "gpu", "threads")
 def redraw(record: Mapping[str, Any], out: Path) -> None:
     """Make the page and the plot of a comparison's record."""
     save(picture(record), out / f"{NAME}.png")
-    if any(row.scores for row in read_rows(record)):
+    if judged(record):
         save(tasks_picture(record), out / f"{NAME}-tasks.png")
     write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
@@ -34,12 +34,30 @@ def picture(record: Mapping[str, Any]) -> Any:
 
 def tasks_picture(record: Mapping[str, Any]) -> Any:
     """The scores on tasks, and the losses against their average."""
+    table = judged(record)
     models = [
-        Scored(row.label, row.loss.mean, row.scores, _constants(record, row.label))
-        for row in finals(read_rows(record))
-        if row.scores and row.loss is not None
+        Scored(row.label, row.loss.mean if row.loss else None, row.scores, _constants(record, row.label))
+        for row in table
     ]
-    return draw_scores(models, "the seeds")
+    single = _single(table)
+    within = [] if len(single) == len(table) else ["pretraining seeds"]
+    return draw_scores(models, " or ".join(within + ([_within(record)] if single else [])))
+
+
+def judged(record: Mapping[str, Any]) -> list[Row]:
+    """Each entry at its best learning rate, where models that were trained with it have scores on tasks."""
+    return [row for row in finals(read_rows(record)) if row.scores]
+
+
+def _single(table: Sequence[Row]) -> list[Row]:
+    """The entries of which one model was judged: the errors of their scores are that model's own."""
+    return [row for row in table if all(score.n == 1 for score in row.scores.values())]
+
+
+def _within(record: Mapping[str, Any]) -> str:
+    """What the interval of one model's score is over; only fine-tuning has a learning rate."""
+    tuned = any("rate" in cell for run in read_outcomes(record) for cell in run.scores.values())
+    return "fine-tuning seeds" if tuned else "examples"
 
 
 def _first_scores(record: Mapping[str, Any], label: str) -> Mapping[str, Mapping[str, Any]]:
@@ -54,8 +72,8 @@ def _constants(record: Mapping[str, Any], label: str) -> dict[str, float]:
 def shown(record: Mapping[str, Any]) -> Group:
     """The final table of a comparison's record, for a terminal."""
     table = read_rows(record)
-    judged = [about_scores(record)] if any(row.scores for row in table) else []
-    caption = " ".join([record["budget"], *notes(table), *judged])
+    scores = [about_scores(record)] if judged(record) else []
+    caption = " ".join([record["budget"], *notes(table), *scores])
     return rich_table(finals(table), f"Comparison: {_title(record)}", caption)
 
 
@@ -72,7 +90,7 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
     parts.append(f"![each entry's final loss, and losses at every learning rate]({NAME}.png)")
     if any(row.denoisers for row in table):
         parts += ["## By denoiser", denoisers_markdown(finals(table)).rstrip()]
-    if any(row.scores for row in table):
+    if judged(record):
         parts += ["## Judged by tasks", tasks_markdown(finals(table)).rstrip(), about_scores(record)]
         parts.append(f"![scores on tasks, and their average against the held-out loss]({NAME}-tasks.png)")
     if len(table) > len(finals(table)):
@@ -85,14 +103,13 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
 
 
 def about_scores(record: Mapping[str, Any]) -> str:
-    """What a reader of the scores must know: what constant answers score, who is no better, and rates at an edge."""
-    said = ["Scores are percent, means over the seeds with 95% intervals."]
-    low = []
-    for row in finals(read_rows(record)):
+    """What a reader of the scores must know: their errors, what constant answers score, who is no better, edges."""
+    table = judged(record)
+    said, low = [_errors(record, table)], []
+    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in _constants(record, table[0].label).items())
+    said.append(f"The best constant answer scores: {listed}.")
+    for row in table:
         scores, constants = _first_scores(record, row.label), _constants(record, row.label)
-        if constants and len(said) == 1:
-            listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in constants.items())
-            said.append(f"The best constant answer scores: {listed}.")
         names = [
             name
             for name, score in row.scores.items()
@@ -108,6 +125,24 @@ def about_scores(record: Mapping[str, Any]) -> str:
             f"The best fine-tuning rate was the lowest or the highest tried for {edges} of {len(cells)} scores."
         )
     return " ".join(said)
+
+
+def _errors(record: Mapping[str, Any], table: Sequence[Row]) -> str:
+    """What the scores are means over, and what their ± is."""
+    single = _single(table)
+    if not single:
+        return "Scores are percent, means over the pretraining seeds with 95% intervals."
+    own = "its error is not known"
+    if any(score.interval is not None for row in single for score in row.scores.values()):
+        over = f"over the {_within(record)}, not the error over pretraining seeds"
+        own = f"± is the 95% interval of that model's score {over}"
+    if len(single) == len(table):
+        return f"Scores are percent, each of one pretrained model; {own}."
+    labels = "; ".join(row.label for row in single)
+    return (
+        "Scores are percent, means over the pretraining seeds with 95% intervals. "
+        f"Of some entries one model alone was judged ({labels}); there {own}."
+    )
 
 
 def _where(environments: Sequence[Mapping[str, Any]]) -> str:

@@ -180,6 +180,8 @@ class _Own:
 def read_file(path: Path) -> dict[str, Any]:
     """A comparison's YAML file as it stands there."""
     given = read_yaml(path, "comparison")
+    if given is None:
+        raise ValueError(f"comparison {str(path)!r} is empty; a mapping with settings and entries is needed")
     if not isinstance(given, dict):
         raise ValueError(f"comparison {str(path)!r} is {given!r}; a mapping with settings and entries is allowed")
     return given

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from raptr.comparison.outcomes import Outcome
 from raptr.report.columns import Column, fixed, markdown_table
-from raptr.report.scores import AVERAGE
+from raptr.report.scores import AVERAGE, averaged
 from raptr.report.statistics import Mean, mean, shown
 from raptr.report.units import duration
 
@@ -41,7 +41,7 @@ class Row:
     best: bool
     edge: bool  # the best learning rate is the lowest or the highest that was tried
     denoisers: Mapping[str, Mean] = field(default_factory=dict)  # the loss of each, with UL2
-    scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average
+    scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average; n counts models
 
 
 def rows(
@@ -93,11 +93,15 @@ def score_columns(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _scores(runs: Sequence[Outcome], tasks: Sequence[str]) -> dict[str, Mean]:
-    """The mean over seeds on each task, and of the seeds' averages."""
-    judged = [[run.scores[name]["score"] for name in tasks] for run in runs if run.scores]
-    means = {name: mean(scores) for name, scores in zip(tasks, zip(*judged, strict=True), strict=False)}
+    """The mean over seeds on each task, and of the seeds' averages; of a single model the errors of its own scores."""
+    judged = [[run.scores[name] for name in tasks] for run in runs if run.scores]
+    if len(judged) == 1:
+        own = [Mean(cell["score"], cell.get("interval"), 1) for cell in judged[0]]
+        return dict(zip(tasks, own, strict=True)) | ({AVERAGE: averaged(own)} if len(tasks) > 1 else {})
+    scores = [[cell["score"] for cell in cells] for cells in judged]
+    means = {name: mean(column) for name, column in zip(tasks, zip(*scores, strict=True), strict=False)}
     if len(tasks) > 1:
-        means[AVERAGE] = mean(map(fmean, judged))
+        means[AVERAGE] = mean(map(fmean, scores))
     return {name: found for name, found in means.items() if found is not None}
 
 

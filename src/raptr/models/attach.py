@@ -361,11 +361,12 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
     if any(isinstance(block, _StandIn) for block in routed.blocks):
         raise RuntimeError(f"running: the blocks at {routed.path!r} run a subnetwork already; leave it first")
     if subnetwork.layers != routed.layers:
+        found = "is 1 block" if routed.layers == 1 else f"are {routed.layers} blocks"
         raise ValueError(
-            f"running: the subnetwork has {subnetwork.layers} layers, and there are {routed.layers} blocks at "
-            f"{routed.path!r}. Make the method for shape=Shape(layers={routed.layers}); a method that grows the model "
-            "needs one with method.shape(step).layers blocks, attached again after each growth. Layers that share one "
-            "block cannot be chosen one by one."
+            f"running: the subnetwork has {subnetwork.layers} layers, and there {found} at {routed.path!r}. Layers "
+            "that share one block cannot be left out one by one. Otherwise make the method for "
+            f"shape=Shape(layers={routed.layers}); a method that grows the model needs one with "
+            "method.shape(step).layers blocks, attached again after each growth."
         )
     _check_axes(routed, subnetwork)
     if subnetwork.scaled == "branches" and any(scale not in (0, 1) for scale in subnetwork.scales):

@@ -30,12 +30,14 @@ class Scored:
     @property
     def average(self) -> Mean:
         """The mean of the columns; unless it is given, its error is that of independent ones."""
-        if AVERAGE in self.scores:
-            return self.scores[AVERAGE]
-        errors = [score.interval for score in self.scores.values()]
-        known = [error for error in errors if error is not None]
-        whole = math.hypot(*known) / len(errors) if len(known) == len(errors) else None
-        return Mean(fmean(score.mean for score in self.scores.values()), whole, len(errors))
+        return self.scores[AVERAGE] if AVERAGE in self.scores else averaged(list(self.scores.values()))
+
+
+def averaged(scores: Sequence[Mean]) -> Mean:
+    """The mean of independent scores and its error, which is unknown where one of theirs is."""
+    known = [score.interval for score in scores if score.interval is not None]
+    error = math.hypot(*known) / len(scores) if len(known) == len(scores) else None
+    return Mean(fmean(score.mean for score in scores), error, min(score.n for score in scores))
 
 
 def scored(label: str, loss: float | None, columns: Mapping[str, Mapping[str, Any]]) -> Scored:
@@ -52,7 +54,7 @@ def draw_scores(models: Sequence[Scored], within: str) -> Figure:
     clean(left)
     clean(right)
     _bars(left, models, columns)
-    left.set_title(f"scores; whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
+    left.set_title(f"whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
     _against_loss(right, models, columns)
     right.set_title("average score against held-out loss", fontsize=9, color=INK)
     handles = [Line2D([], [], linestyle="none", **look(number)) for number in range(len(models))]
