@@ -15,6 +15,7 @@ from raptr.comparison import read_comparison
 from raptr.comparison.record import read_rows
 from raptr.comparison.table import finals
 from raptr.methods import make_method
+from raptr.report.statistics import shown
 from raptr.subnetworks import Shape
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +118,18 @@ def test_the_readme_quotes_the_decoders(name: str) -> None:
     for row in finals(read_rows(record)):
         if row.to_full is not None:
             assert f"{abs(row.to_full.mean):.3f} {'better' if row.to_full.mean < 0 else 'worse'}" in README, row.label
+
+
+def test_the_readme_quotes_the_scores_on_tasks() -> None:
+    record = json.loads((ROOT / "docs/results/evidence/glue-12x256.json").read_text(encoding="utf-8"))
+    for row in finals(read_rows(record)):
+        assert row.loss is not None
+        cells = [
+            f"{row.flops:.2f}",
+            f"{row.loss.mean:.3f}",
+            *(shown(one, 1, factor=100) for one in row.scores.values()),
+        ]
+        assert f"| {' | '.join(cells)} |" in README, row.label
 
 
 def test_the_command_for_the_advised_method_spends_what_was_measured(
