@@ -1,0 +1,149 @@
+"""Fine-tunings at once: steps per second, summed over the models, when so many are joined in one.
+
+    python -m benchmarks.finetune_speed --out benchmarks/results/finetune_speed.json         (on one GPU)
+    python -m benchmarks.finetune_speed --tiny --steps 2 --models 1 3                        (to try it)
+
+The model is what `raptr pretrain bert-mini` exports, 12 layers of width 256, with a new head; batches of 32 examples
+of 64 tokens, dropout 0.1, bfloat16, steps replayed as CUDA graphs. Rounds are interleaved. The floor of a step is the
+time of its matrix products at the card's rate (`--rate`, in FLOP/s) plus that of the optimizer's bytes at its bandwidth
+(`--bandwidth`, in bytes/s): 30 bytes a weight, which are the float32 weight and AdamW's two moments, read and written,
+the bfloat16 gradient, read for its norm and for the step, and the bfloat16 weight, written.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForSequenceClassification
+
+from raptr.evaluation.coding import Coded, coded
+from raptr.evaluation.joined import join
+from raptr.evaluation.stepping import WARM_UP, Steps, on_stream
+from raptr.train.run import environment, find_device
+
+BATCH, LENGTH, EXAMPLES = 32, 64, 4096
+BYTES = 30  # that the optimizer moves for a weight in a step
+
+
+def model(*, tiny: bool) -> nn.Module:
+    """A classifier with random weights."""
+    layers, width, heads = (2, 32, 2) if tiny else (12, 256, 4)
+    config: Any = RobertaPreLayerNormConfig(  # type: ignore[call-arg]
+        vocab_size=8192,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=LENGTH + 4,
+        num_labels=3,
+    )
+    made: nn.Module = RobertaPreLayerNormForSequenceClassification(config)
+    return made.train()
+
+
+def examples(device: torch.device) -> Coded:
+    """Rows of random ids, half of them shorter than the rest."""
+    ids = torch.randint(5, 8192, (EXAMPLES, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [{"input_ids": row[: LENGTH - number % 2 * 16], "attention_mask": [1] * (LENGTH - number % 2 * 16)}
+            for number, row in enumerate(ids)]  # fmt: skip
+    return coded(rows, torch.arange(EXAMPLES) % 3, 1).to(device)
+
+
+class Way:
+    """So many models that are joined, and how long their steps took."""
+
+    def __init__(self, models: int, table: Coded, capture: Any, *, tiny: bool) -> None:
+        self.models, self.seconds = models, list[float]()
+        self._device = table.targets_N.device
+        made = [model(tiny=tiny).to(self._device) for _ in range(models)]
+        self.weights = sum(parameter.numel() for parameter in made[0].parameters())
+        self.products = sum(layer.weight.numel() for layer in made[0].modules() if isinstance(layer, nn.Linear))
+        trial = torch.split(torch.arange(2 * models, device=self._device), 2)
+        one = made[0] if models == 1 else join(made, [table.batch(places_B, LENGTH) for places_B in trial])
+        assert one is not None
+        loss = partial(functional.cross_entropy, reduction="none")
+        half = self._device.type == "cuda"
+        self._steps = Steps(one, table, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=models)
+        self._rates_K = torch.full((models,), 1e-4, device=self._device)
+        self._draw = torch.Generator().manual_seed(models)
+
+    def go(self, steps: int) -> None:
+        """Make some steps."""
+        places = torch.randint(EXAMPLES, (steps, self.models * BATCH), generator=self._draw).to(self._device)
+        for places_KB in places:
+            self._steps(places_KB, LENGTH, self._rates_K)
+
+    def time(self, steps: int) -> None:
+        """Time some steps."""
+        _wait(self._device)
+        started = time.perf_counter()
+        self.go(steps)
+        _wait(self._device)
+        self.seconds.append((time.perf_counter() - started) / steps)
+
+    def result(self, rate: float, bandwidth: float) -> dict[str, Any]:
+        """What it came to."""
+        seconds = statistics.median(self.seconds)
+        flops = 6 * self.products * BATCH * LENGTH * self.models
+        floor = flops / rate + BYTES * self.weights * self.models / bandwidth
+        return {
+            "models": self.models,
+            "milliseconds": 1e3 * seconds,
+            "steps_per_second": self.models / seconds,
+            "floor_milliseconds": 1e3 * floor,
+            "to_floor": seconds / floor,
+            "graphs": self._steps.captured,
+            "blocks": [1e3 * one for one in self.seconds],
+        }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", type=int, nargs="+", default=[1, 3, 6, 12, 24], help="how many are joined")
+    parser.add_argument("--steps", type=int, default=100, help="in a block")
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--rate", type=float, default=790e12, help="FLOP/s of matrix products (H200)")
+    parser.add_argument("--bandwidth", type=float, default=4.0e12, help="bytes/s of the memory (H200)")
+    parser.add_argument("--tiny", action="store_true", help="2 layers of width 32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    device = find_device(given.device)
+    with on_stream(device) as capture:
+        table = examples(device)
+        ways = [Way(models, table, capture, tiny=given.tiny) for models in given.models]
+        for way in ways:
+            way.go(WARM_UP + 2)
+        for _ in range(given.blocks):
+            for way in ways:
+                way.time(given.steps)
+    results = [way.result(given.rate, given.bandwidth) for way in ways]
+    print("models  ms/step  steps/s  to floor")
+    for one in results:
+        print(f"{one['models']:6d}  {one['milliseconds']:7.2f}  {one['steps_per_second']:7.0f}  {one['to_floor']:8.1f}")
+    if given.out is not None:
+        named = {key: getattr(given, key) for key in ("steps", "blocks", "rate", "bandwidth", "tiny")}
+        record = {
+            "settings": {**named, "batch": BATCH, "length": LENGTH},
+            "ways": results,
+            "environment": environment(),
+        }
+        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
