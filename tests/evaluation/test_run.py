@@ -337,6 +337,16 @@ def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_
     assert judged(tmp_path / "six", 6) == together  # told of again, with nothing left to do
 
 
+def test_more_at_once_than_examples(bert: Path, little: Path, tmp_path: Path) -> None:
+    recipe = Recipe(batch=2, examples=3, dropout=0.0)  # batches of two and of one
+    found = []
+    for count in (1, 5):
+        record = tuned(bert, little, tmp_path / str(count), rates=[RATE], seeds=5, jobs=count, recipe=recipe)
+        assert [job["at_once"] for job in record["jobs"]] == [count] * 5
+        found.append([job["loss"] for job in record["jobs"]])
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
 def test_several_at_once_stop_when_asked(
     bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
