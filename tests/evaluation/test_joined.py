@@ -1,5 +1,6 @@
 """Joined models compute and learn what each does alone; architectures that cannot be joined are recognised."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,10 +35,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "xlm-roberta": {},
     "distilbert": {"dim": 16, "n_heads": 2, "n_layers": 2, "hidden_dim": 24},
 }
-ALONE: dict[str, dict[str, Any]] = {  # with other layers than those that can be joined, or a look into them
+ALONE: dict[str, dict[str, Any]] = {  # with other layers than those that can be joined, a look into them, or at padding
     "roformer": {"embedding_size": 16},
     "mpnet": {},
     "convbert": {"embedding_size": 16, "head_ratio": 1},
+    "fnet": {},
 }
 MODELS, ROWS, WIDTH = 3, 4, 10
 
@@ -74,12 +76,15 @@ def places(step: int, model: int) -> Tensor:
     return torch.arange(ROWS) + ROWS * ((3 * step + model) % 12)
 
 
-def batches(examples: Coded, step: int = 0) -> list[dict[str, Tensor]]:
-    return [examples.batch(places(step, model), WIDTH) for model in range(MODELS)]
+def tried(examples: Coded) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """The batch of each model, and all of them together, padded further."""
+    order = examples.lengths_N.argsort()[: MODELS * ROWS]
+    alone = [examples.batch(part, int(examples.lengths_N[part].max())) for part in torch.split(order, ROWS)]
+    return alone, examples.batch(order, WIDTH)
 
 
 def joined(models: list[PreTrainedModel], examples: Coded) -> Any:
-    found = join(models, batches(examples))
+    found = join(models, *tried(examples))
     assert found is not None
     return found
 
@@ -123,15 +128,15 @@ def test_the_models_that_are_joined_stay_as_they_are(kind: str, examples: Coded)
 @pytest.mark.parametrize("kind", ALONE)
 def test_architectures_that_cannot_be_joined(kind: str, examples: Coded) -> None:
     models = [make(kind, seed) for seed in range(MODELS)]
-    assert join(models, batches(examples)) is None
+    assert join(models, *tried(examples)) is None
     for model in models:
         assert model.training
-        model(**batches(examples)[0])
+        model(**tried(examples)[1])
 
 
 def test_models_of_other_shapes_are_not_joined(examples: Coded) -> None:
     models = [make("bert", seed, intermediate_size=size) for seed, size in enumerate((24, 32, 24))]
-    assert join(models, batches(examples)) is None
+    assert join(models, *tried(examples)) is None
 
 
 class _Mixes(nn.Module):
@@ -139,11 +144,63 @@ class _Mixes(nn.Module):
         return hidden + hidden.mean(0, keepdim=True)
 
 
-def test_a_model_that_mixes_its_rows_is_not_joined(examples: Coded) -> None:
+class _Reversed(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(hidden.flip(0))
+        return outputs.flip(0)
+
+
+class _Hidden(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.same = layer, [layer]  # no module of its own, so nobody can replace it
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        outputs: Tensor = self.same[0](hidden)
+        return outputs
+
+
+ODD: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
+    "mixes its rows": ("dropout", lambda model: _Mixes()),
+    "mixes its rows in training": ("dropout", lambda model: nn.BatchNorm1d(16, affine=False)),
+    "reverses its rows": ("classifier", lambda model: _Reversed(model.classifier)),
+    "holds a layer twice": ("classifier", lambda model: _Hidden(model.classifier)),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), ODD.values(), ids=ODD)
+def test_a_model_that_does_not_keep_its_rows_and_layers_apart_is_not_joined(
+    name: str, change: Callable[[Any], nn.Module], examples: Coded
+) -> None:
+    models = [make("bert", 0) for _ in range(MODELS)]  # fine-tunings of one model start alike
+    for model in models:
+        model.set_submodule(name, change(model))
+    assert join(models, *tried(examples)) is None
+
+
+def test_as_many_rows_as_tokens_are_not_mistaken_for_a_batch(examples: Coded) -> None:
+    models = [make("mpnet", 0) for _ in range(MODELS)]
+    alone = [examples.batch(torch.arange(3) + 3 * model, MODELS * 3) for model in range(MODELS)]
+    assert join(models, alone, examples.batch(torch.arange(MODELS * 3), MODELS * 3)) is None
+
+
+def test_layers_that_share_a_weight_are_not_joined(examples: Coded) -> None:
     models = [make("bert", seed) for seed in range(MODELS)]
     for model in models:
-        model.set_submodule("dropout", _Mixes())
-    assert join(models, batches(examples)) is None
+        first, second = (model.get_submodule(f"bert.encoder.layer.{number}.output.dense") for number in range(2))
+        first.weight = second.weight
+    assert join(models, *tried(examples)) is None
+
+
+def test_norms_without_weights_are_kept(examples: Coded) -> None:
+    models = [make("bert", seed) for seed in range(MODELS)]
+    for model in models:
+        model.set_submodule("dropout", nn.LayerNorm(16, elementwise_affine=False))
+    joined(models, examples)
 
 
 def test_dropout_differs_between_joined_models(examples: Coded) -> None:
@@ -191,7 +248,7 @@ def test_on_a_gpu_joined_models_are_captured(examples: Coded) -> None:
     with stepping.on_stream(device) as capture:
         models = [make("roberta-prelayernorm", seed).to(device) for seed in range(MODELS)]  # type: ignore[arg-type]
         given = [table.batch(places(0, model).to(device), WIDTH) for model in range(MODELS)]
-        together = join(models, given)
+        together = join(models, given, table.batch(torch.arange(MODELS * ROWS, device=device), WIDTH))
         assert together is not None
         ours = steps(together, table, MODELS, half=True, capture=capture)
         theirs = [steps(model, table, half=True) for model in models]

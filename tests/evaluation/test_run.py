@@ -16,13 +16,13 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
     BertForMaskedLM,
     DistilBertConfig,
     DistilBertForMaskedLM,
     LlamaConfig,
     LlamaForCausalLM,
-    RoFormerConfig,
-    RoFormerForMaskedLM,
 )
 
 from raptr import files
@@ -337,6 +337,16 @@ def test_several_at_once_come_to_the_same_numbers(bert: Path, little: Path, tmp_
     assert judged(tmp_path / "six", 6) == together  # told of again, with nothing left to do
 
 
+def test_more_at_once_than_examples(bert: Path, little: Path, tmp_path: Path) -> None:
+    recipe = Recipe(batch=2, examples=3, dropout=0.0)  # batches of two and of one
+    found = []
+    for count in (1, 5):
+        record = tuned(bert, little, tmp_path / str(count), rates=[RATE], seeds=5, jobs=count, recipe=recipe)
+        assert [job["at_once"] for job in record["jobs"]] == [count] * 5
+        found.append([job["loss"] for job in record["jobs"]])
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+
+
 def test_several_at_once_stop_when_asked(
     bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,22 +372,24 @@ def test_one_of_several_diverges_and_the_others_do_not_notice(bert: Path, little
     assert bad["scores"] is None or bad["loss"] > good["loss"]
 
 
+@pytest.mark.parametrize("kind", ["roformer", "fnet"])  # another kind of layer; padding changes the outputs
 def test_models_that_cannot_be_joined_are_tuned_one_by_one(
-    little: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, little: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = RoFormerConfig(
+    heads = {"embedding_size": 8, "num_attention_heads": 2} if kind == "roformer" else {}
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=len(stock_tokenizer()),
-        embedding_size=8,
         hidden_size=8,
         intermediate_size=8,
-        num_attention_heads=2,
         num_hidden_layers=1,
         max_position_embeddings=24,
+        **heads,
     )
-    save(RoFormerForMaskedLM(config), stock_tokenizer(), tmp_path / "model")
+    save(AutoModelForMaskedLM.from_config(config), stock_tokenizer(), tmp_path / "model")
     request = Request(tmp_path / "model", "sst2", little, tmp_path / "out", recipe=SHORT, rates=[RATE], seeds=2)
     finetune_all([request], device="cpu", jobs=2, console=Console(width=200))
-    said = "2 fine-tunings at once cannot be made (models of type roformer run alone only); going on with 1"
+    said = f"2 fine-tunings at once cannot be made (models of type {kind} run alone only); going on with 1"
     assert said in capsys.readouterr().out
     assert [job["at_once"] for job in results(tmp_path / "out").values()] == [1, 1]
 

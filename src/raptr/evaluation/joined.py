@@ -100,32 +100,36 @@ class _Embedding(nn.Module):
 KINDS: Mapping[type[nn.Module], Any] = {nn.Linear: _Linear, nn.LayerNorm: _LayerNorm, nn.Embedding: _Embedding}
 
 
-def join(models: Sequence[nn.Module], batches: Sequence[Mapping[str, Tensor]]) -> nn.Module | None:
+def join(
+    models: Sequence[nn.Module], alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor]
+) -> nn.Module | None:
     """The models as one, for batches that are joined the same way; None if this architecture cannot be joined.
 
-    Whether it can is tried: on its batch of `batches`, which are of one shape, each model must give what it gives
-    alone. All rows together should not be as many as a row has tokens, which a layer could mistake for them. The models
-    stay as they are.
+    Whether it can is tried: `alone` is a batch for each model, `together` the same examples one after the other, all
+    padded to one width, and the outputs must be the same. The models stay as they are.
     """
     names = [name for name, _ in models[0].named_modules(remove_duplicate=False)]
-    for layer in models[0].modules():
-        if layer._parameters and not _plain(layer):
-            return None
+    weighted = {layer for layer in models[0].modules() if list(layer.parameters(recurse=False))}
+    if not all(_plain(layer) for layer in weighted):
+        return None
     joined, rows = copy.deepcopy(models[0]), _Rows()
-    made: dict[int, nn.Module] = {}  # by layer: one that is used in several places is joined once
+    made: dict[nn.Module, nn.Module] = {}  # by layer: one that is used in several places is joined once
     try:
         for name in names:
             layers = [model.get_submodule(name) for model in models]
-            if layers[0]._parameters:
-                if id(layers[0]) not in made:
-                    made[id(layers[0])] = KINDS[type(layers[0])](layers, rows)
-                joined.set_submodule(name, made[id(layers[0])])
+            if layers[0] in weighted:
+                if layers[0] not in made:
+                    made[layers[0]] = KINDS[type(layers[0])](layers, rows)
+                joined.set_submodule(name, made[layers[0]])
         joined.register_forward_pre_hook(_Count(rows), with_kwargs=True)
-        joined.train(models[0].training)
-        return joined if _agree(models, joined, batches) else None
+        if not _equal(models, joined, alone, together) or not _apart(len(models), joined, together):
+            return None
+        for number, model in enumerate(models):
+            _fill(joined, number, model)
+        return joined.train(models[0].training)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, AttributeError, TypeError, ValueError):  # code that looks into its layers, or at shapes
+    except Exception:  # code that looks into its layers, or at shapes, can fail in any way
         return None
 
 
@@ -149,15 +153,38 @@ class _Count:
 
 
 @torch.no_grad()
-def _agree(models: Sequence[Any], joined: Any, batches: Sequence[Mapping[str, Tensor]]) -> bool:
-    """Whether the models give together what each of them gives alone, without dropout."""
-    training = [model.training for model in (*models, joined)]
-    try:
-        for model in (*models, joined):
-            model.eval()
-        alone = torch.cat([model(**batch).logits for model, batch in zip(models, batches, strict=True)])
-        together = joined(**{name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}).logits
-    finally:
-        for model, mode in zip((*models, joined), training, strict=True):
-            model.train(mode)
-    return together.shape == alone.shape and torch.allclose(together, alone, rtol=TOLERANCE, atol=TOLERANCE)
+def _equal(
+    models: Sequence[nn.Module], joined: Any, alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor]
+) -> bool:
+    """Whether the models give together what each of them gives alone, without dropout.
+
+    All their weights get noise first: models that were pretrained as one, or have biases of 0, would agree whichever
+    of them a layer took its weights from.
+    """
+    outputs = []
+    for number, (model, batch) in enumerate(zip(models, alone, strict=True)):
+        moved: Any = copy.deepcopy(model).eval()
+        for weight in moved.parameters():
+            weight.add_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
+        _fill(joined, number, moved)
+        outputs.append(moved(**batch).logits)
+    expected, found = torch.cat(outputs), joined.eval()(**together).logits
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _apart(models: int, joined: Any, together: Mapping[str, Tensor]) -> bool:
+    """Whether the outputs of the first model depend on no other's weights while it is trained."""
+    outputs = joined.train()(**together).logits
+    weights = [weight for weight in joined.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad(outputs[: len(outputs) // models].sum(), weights, materialize_grads=True)
+    return not any(gradient[1:].any() for gradient in gradients)
+
+
+@torch.no_grad()
+def _fill(joined: nn.Module, number: int, model: nn.Module) -> None:
+    """Copy the weights of one of the models into the joined one."""
+    weights, own = dict(joined.named_parameters()), dict(model.named_parameters())
+    if weights.keys() != own.keys():
+        raise ValueError("layers that share a weight would each get their own")
+    for name, weight in own.items():
+        weights[name][number] = weight

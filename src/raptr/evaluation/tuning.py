@@ -133,15 +133,17 @@ class Tuning:
         """The model of a job, or those of several joined."""
         models: list[nn.Module] = []
         for job in jobs:
-            torch.manual_seed(job.seed)  # the new head, and after the last one dropout
+            torch.manual_seed(job.seed)  # the new head; after the last one, the trial and dropout
             model = job.encoder.classifier(self._data.outputs, self._recipe.dropout)
             models.append(nn.Module.to(model, self._device))
         if len(models) == 1:
             return models[0]
-        width = next(iter(self._train.columns_NW.values())).shape[1]
-        size = TRIED if TRIED * len(jobs) != width else TRIED + 1
-        places = torch.arange(size * len(jobs), device=self._device) % len(self._train)
-        joined = join(models, [self._train.batch(places_B, width) for places_B in torch.split(places, size)])
+        # Examples of all lengths: with the others, those of a model can be padded further than alone.
+        places = torch.linspace(0, len(self._train) - 1, TRIED * len(jobs)).long()
+        order = self._train.lengths_N.argsort(stable=True)[places]
+        widths, tried = self._train.widths(order, TRIED), order.to(self._device)
+        alone = [self._train.batch(*one) for one in zip(torch.split(tried, TRIED), widths, strict=True)]
+        joined = join(models, alone, self._train.batch(tried, max(widths)))
         if joined is None:
             raise NotJoinedError(f"models of type {jobs[0].encoder.folder.config.model_type} run alone only")
         return joined
