@@ -66,8 +66,9 @@ class Way:
         made = [model(tiny=tiny).to(self._device) for _ in range(models)]
         self.weights = sum(parameter.numel() for parameter in made[0].parameters())
         self.products = sum(layer.weight.numel() for layer in made[0].modules() if isinstance(layer, nn.Linear))
-        trial = torch.split(torch.arange(2 * models, device=self._device), 2)
-        one = made[0] if models == 1 else join(made, [table.batch(places_B, LENGTH) for places_B in trial])
+        trial = torch.arange(2 * models, device=self._device)
+        alone = [table.batch(places_B, LENGTH) for places_B in torch.split(trial, 2)]
+        one = made[0] if models == 1 else join(made, alone, table.batch(trial, LENGTH))
         assert one is not None
         loss = partial(functional.cross_entropy, reduction="none")
         half = self._device.type == "cuda"
