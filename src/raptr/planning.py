@@ -19,7 +19,7 @@ from raptr.options import (
     SizeOption,
     TargetOption,
 )
-from raptr.strict_yaml import parse_settings
+from raptr.strict_yaml import parse_setting
 
 if TYPE_CHECKING:
     from raptr.train.config import Config
@@ -63,7 +63,7 @@ def plan(
         "data.length": length,
     }
     named = {name: value for name, value in given.items() if value is not None}
-    named |= parse_settings(settings or [])
+    named |= dict(parse_setting(entry) for entry in settings or [])
     defaults: dict[str, Any] = {"method.name": "raptr", "train.steps": 675_000, "train.batch": 256, "data.length": 128}
     if named.get("model.start") is None:
         defaults["model.size"] = planned_size(named.get("model.family"))

@@ -1,6 +1,5 @@
 """YAML in which no key stands twice: of a file, and of a setting on the command line."""
 
-from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -43,18 +42,8 @@ def read_yaml(path: Path, kind: str) -> Any:
         raise ValueError(f"{kind} {str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """The settings given as `section.key=value` on the command line; two values for one setting are refused."""
-    settings: dict[str, Any] = {}
-    for name, value in map(_parse_setting, texts):
-        if name in settings and settings[name] != value:
-            raise ValueError(f"--set {name} is {settings[name]!r} and again {value!r}; give one of them")
-        settings[name] = value
-    return settings
-
-
-def _parse_setting(text: str) -> tuple[str, Any]:
-    """The name and the value of a setting given as `section.key=value`."""
+def parse_setting(text: str) -> tuple[str, Any]:
+    """The name and the value of a setting given as `section.key=value`, as on the command line."""
     name, separator, written = text.partition("=")
     if not separator or name.count(".") != 1:
         raise ValueError(f"--set is {text!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")

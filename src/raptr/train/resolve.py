@@ -7,7 +7,7 @@ from typing import Any
 from raptr.methods.axes import AXES, by_axis
 from raptr.recipes import RECIPES
 from raptr.settings import check_choice, nested
-from raptr.strict_yaml import parse_settings, read_yaml
+from raptr.strict_yaml import parse_setting, read_yaml
 from raptr.train.config import BUILTIN, Config, merged
 from raptr.train.run import RunFolder
 
@@ -44,7 +44,7 @@ def resolve(
     if isinstance(schedules := options.get("method.schedule"), list):
         del options["method.schedule"]
         options |= {f"method.{setting}": sizes for setting, sizes in by_axis(schedules).items()}
-    later = parse_settings(sets)
+    later = dict(parse_setting(entry) for entry in sets)
     _refuse_contradiction(options, later)
     options |= later
     if "method.name" in options and options["method.name"] == settings.get("method", {}).get("name"):
