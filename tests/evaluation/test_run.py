@@ -165,6 +165,13 @@ def test_a_job_that_diverges_is_recorded(little: Path, tmp_path: Path) -> None:
     assert [(job["scores"], job["diverged"]) for job in record["jobs"]] == [(None, 0)] * 2
     assert [(row["diverged"], row["best"]) for row in record["rows"]] == [(2, False)]
     assert (tmp_path / "out" / "finetune.png").is_file()
+    rows: list[dict[str, object]] = [
+        {"sentence1": row["sentence"], "sentence2": "it is", "label": 0.1 * number}
+        for number, row in enumerate(opinions(40, 0))
+    ]
+    similar = make_task(tmp_path / "similar", rows[:32], rows[32:])
+    record = tuned(model, similar, tmp_path / "regression", name="stsb", rates=[RATE], seeds=2, jobs=2)
+    assert [job["scores"] for job in record["jobs"]] == [None, None]
 
 
 def results(folder: Path) -> dict[str, Any]:

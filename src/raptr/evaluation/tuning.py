@@ -116,17 +116,17 @@ class Tuning:
                 return []
             shared = {"device": self._device.type, "precision": steps.precision, "graphs": steps.captured}
             shared |= {"at_once": len(jobs), "seconds": time.monotonic() - started}
-            ended = zip(jobs, self._scores(model, len(jobs)), steps.losses, steps.diverged(), strict=True)
+            ended = zip(jobs, self._answers(model, len(jobs)), steps.losses, steps.diverged(), strict=True)
             return [
                 {
                     "rate": job.rate,
                     "seed": job.seed,
-                    "scores": None if diverged is not None else scored,
+                    "scores": None if diverged is not None else self._score(answers_N),
                     "loss": None if diverged is not None else loss,  # of the last training batch
                     "diverged": diverged,
                     **shared,
                 }
-                for job, scored, loss, diverged in ended
+                for job, answers_N, loss, diverged in ended
             ]
 
     def _classifier(self, jobs: Sequence[Job]) -> nn.Module:
@@ -175,8 +175,8 @@ class Tuning:
         return functional.cross_entropy(outputs_BC, targets_B, reduction="none")
 
     @torch.no_grad()
-    def _scores(self, model: nn.Module, joined: int) -> list[dict[str, float]]:
-        """The metrics of each model on the dev set, in batches of similar lengths."""
+    def _answers(self, model: nn.Module, joined: int) -> np.ndarray[Any, Any]:
+        """What each model answers on the dev set, which is cut into batches of similar lengths."""
         model.eval()
         size = max(1, min(EVAL_BATCH, EVAL_ROWS // joined))
         by_length_N = self._dev.lengths_N.argsort(stable=True)
@@ -186,10 +186,12 @@ class Tuning:
             outputs = scores(model, self._dev.batch(places_B.repeat(joined), width))
             answers_KB = (outputs[:, 0] if self._data.task.regression else outputs.argmax(-1)).view(joined, -1)
             answers.append(answers_KB)
-        predictions_KN = np.zeros((joined, len(self._dev)))
-        predictions_KN[:, by_length_N.numpy()] = torch.cat(answers, 1).cpu().numpy()
-        targets_N = self._dev.targets_N.cpu().numpy()
-        return [score(self._data.task.metrics, targets_N, predictions_N) for predictions_N in predictions_KN]
+        answers_KN = np.zeros((joined, len(self._dev)))
+        answers_KN[:, by_length_N.numpy()] = torch.cat(answers, 1).cpu().numpy()
+        return answers_KN
+
+    def _score(self, answers_N: np.ndarray[Any, Any]) -> dict[str, float]:
+        return score(self._data.task.metrics, self._dev.targets_N.cpu().numpy(), answers_N)
 
 
 def chosen(split: Split, examples: int | None) -> Split:
