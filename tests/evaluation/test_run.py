@@ -372,11 +372,25 @@ def test_several_at_once_stop_when_asked(
     assert (done.finished, done.planned, done.record, len(made)) == (0, 2, None, 3)
 
 
-def test_one_of_several_diverges_and_the_others_do_not_notice(bert: Path, little: Path, tmp_path: Path) -> None:
-    record = tuned(bert, little, tmp_path, rates=[RATE, 1.0], seeds=1, jobs=2, recipe=Recipe(batch=16, clip=1e38))
+def test_one_of_several_diverges_and_the_others_do_not_notice(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, step, made = Recipe(batch=16, dropout=0.0), Steps.__call__, []
+    (alone,) = tuned(bert, little, tmp_path / "alone", rates=[RATE], seeds=1, recipe=recipe)["jobs"]
+
+    def step_and_spoil(self: Steps, *arguments: Any) -> None:
+        made.append(arguments)
+        if len(made) == 3:
+            with torch.no_grad():
+                self._weights[0][1].fill_(torch.nan)
+        step(self, *arguments)
+
+    monkeypatch.setattr(Steps, "__call__", step_and_spoil)
+    record = tuned(bert, little, tmp_path / "both", rates=[RATE, 2 * RATE], seeds=1, jobs=2, recipe=recipe)
     good, bad = record["jobs"]
-    assert (good["at_once"], good["diverged"]) == (2, None)
-    assert bad["scores"] is None or bad["loss"] > good["loss"]
+    assert (good["at_once"], good["diverged"], good["scores"]) == (2, None, alone["scores"])
+    assert good["loss"] == pytest.approx(alone["loss"], abs=1e-5)
+    assert (bad["at_once"], bad["diverged"], bad["scores"], bad["loss"]) == (2, 2, None, None)
 
 
 @pytest.mark.parametrize("kind", ["roformer", "fnet"])  # another kind of layer; padding changes the outputs
@@ -396,7 +410,7 @@ def test_models_that_cannot_be_joined_are_tuned_one_by_one(
     save(AutoModelForMaskedLM.from_config(config), stock_tokenizer(), tmp_path / "model")
     request = Request(tmp_path / "model", "sst2", little, tmp_path / "out", recipe=SHORT, rates=[RATE], seeds=2)
     finetune_all([request], device="cpu", jobs=2, console=Console(width=200))
-    said = f"2 fine-tunings at once cannot be made (models of type {kind} run alone only); going on with 1"
+    said = f"cannot make 2 fine-tunings at once: models of type {kind} cannot be joined; going on with 1"
     assert said in capsys.readouterr().out
     assert [job["at_once"] for job in results(tmp_path / "out").values()] == [1, 1]
 
@@ -415,7 +429,7 @@ def test_fewer_at_once_where_memory_is_short(
     request = Request(bert, "sst2", little, tmp_path, recipe=SHORT, rates=[RATE], seeds=3)
     (done,) = finetune_all([request], device="cpu", jobs=3, console=Console(width=200))
     assert (done.finished, done.planned) == (3, 3)
-    said = "3 fine-tunings at once cannot be made (the GPU lacks the memory); going on with 1"
+    said = "cannot make 3 fine-tunings at once: the GPU lacks the memory; going on with 1"
     assert said in capsys.readouterr().out
 
 

@@ -64,6 +64,11 @@ class Request:
         if self.tune is not None and not 1 <= self.tune <= self.seeds:
             raise ValueError(f"--tune is {self.tune}; 1 to {self.seeds}, the number of seeds, is allowed")
 
+    @property
+    def files(self) -> tuple[object, ...]:
+        """What decides which examples are read."""
+        return (self.task, self.data, *self.texts, self.label, self.dev)
+
     def examples(self) -> TaskData:
         """Read the task's files."""
         return read_task(find_task(self.task), self.data, texts=self.texts, label=self.label, dev=self.dev)

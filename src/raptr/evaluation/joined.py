@@ -1,8 +1,8 @@
 """Several classifiers of one architecture as one model, which runs all of them in one pass.
 
-A step of a small model is hundreds of small kernels, which take as long for one model as for several. So the layers of
-K models become one layer with their weights stacked, and the batch is their batches one after the other: products
-become batched products; attention, activations and dropout, which have no weights, see a larger batch.
+A step of a small model is hundreds of operations that are too small to fill a GPU. So the layers of K models become
+one layer with their weights stacked, and the batch is their batches one after the other: products become batched
+products; attention, activations and dropout, which have no weights, see a larger batch.
 """
 
 import copy
@@ -31,22 +31,22 @@ class _Rows:
         return torch.unflatten(inputs, 0, (models, -1))
 
 
-def _stacked(layers: Sequence[nn.Module], name: str) -> nn.Parameter | None:
-    found: list[nn.Parameter | None] = [getattr(layer, name) for layer in layers]
-    if found[0] is None:
-        return None
-    tensors = [tensor.detach() for tensor in found if tensor is not None]
-    return nn.Parameter(torch.stack(tensors), requires_grad=found[0].requires_grad)
+def _stacked(tensors: Sequence[Tensor]) -> nn.Parameter:
+    stacked = torch.stack([tensor.detach() for tensor in tensors])
+    return nn.Parameter(stacked, requires_grad=tensors[0].requires_grad)
+
+
+def _biases(layers: Sequence[nn.Linear | nn.LayerNorm]) -> nn.Parameter | None:
+    return None if layers[0].bias is None else _stacked([layer.bias for layer in layers])
 
 
 @final
 class _Linear(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear], rows: _Rows) -> None:
         super().__init__()
-        self.weight, self.bias, self._rows = _stacked(layers, "weight"), _stacked(layers, "bias"), rows
+        self.weight, self.bias, self._rows = _stacked([layer.weight for layer in layers]), _biases(layers), rows
 
     def forward(self, inputs: Tensor) -> Tensor:
-        assert self.weight is not None
         rows_KNI = self._rows.of_each(inputs, len(self.weight)).flatten(1, -2)
         if self.bias is None:
             outputs_KNO = torch.bmm(rows_KNI, self.weight.mT)
@@ -59,11 +59,10 @@ class _Linear(nn.Module):
 class _LayerNorm(nn.Module):
     def __init__(self, layers: Sequence[nn.LayerNorm], rows: _Rows) -> None:
         super().__init__()
-        self.weight, self.bias, self._rows = _stacked(layers, "weight"), _stacked(layers, "bias"), rows
+        self.weight, self.bias, self._rows = _stacked([layer.weight for layer in layers]), _biases(layers), rows
         self._shape, self._eps = layers[0].normalized_shape, layers[0].eps
 
     def forward(self, inputs: Tensor) -> Tensor:
-        assert self.weight is not None
         normed = functional.layer_norm(inputs, self._shape, eps=self._eps)
         normed = self._rows.of_each(normed, len(self.weight))
         room = [len(self.weight), *[1] * (normed.ndim - self.weight.ndim), *self._shape]
@@ -78,13 +77,11 @@ class _Embedding(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Embedding], rows: _Rows) -> None:
         super().__init__()
-        self.weight = _stacked(layers, "weight")
-        assert self.weight is not None
+        self.weight = _stacked([layer.weight for layer in layers])
         self._rows, self._padding = rows, layers[0].padding_idx
         self.register_buffer("first_K", torch.arange(len(layers), device=self.weight.device) * layers[0].num_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
-        assert self.weight is not None
         if ids.ndim == 1:
             ids = ids.unsqueeze(0)
         if len(ids) == 1:  # the same for all rows, such as positions

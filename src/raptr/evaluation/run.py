@@ -72,12 +72,11 @@ def _prepared(requests: Sequence[Request]) -> list[Finetuning]:
     encoders: dict[Path, Encoder] = {}
     prepared = []
     for request in requests:
-        files = (request.task, request.data, *request.texts, request.label, request.dev)
-        if files not in examples:
-            examples[files] = request.examples()
+        if request.files not in examples:
+            examples[request.files] = request.examples()
         if request.model not in encoders:
             encoders[request.model] = load_encoder(request.model)
-        prepared.append(Finetuning(request, encoders[request.model], examples[files]))
+        prepared.append(Finetuning(request, encoders[request.model], examples[request.files]))
     return prepared
 
 
@@ -109,7 +108,7 @@ def _work(
                 lacks = isinstance(error, torch.OutOfMemoryError)
                 most[kind] = len(group) // 2 if lacks else 1
                 why = "the GPU lacks the memory" if lacks else str(error)
-                said = f"{len(group)} fine-tunings at once cannot be made ({why}); going on with {most[kind]}"
+                said = f"cannot make {len(group)} fine-tunings at once: {why}; going on with {most[kind]}"
                 bar.console.print(said, highlight=False, markup=False)
                 continue
             for (number, _), result in zip(group, results, strict=bool(results)):
@@ -124,8 +123,7 @@ def _kind(one: Finetuning) -> Kind:
     folder, asked = one.encoder.folder, one.request
     config = {key: value for key, value in folder.config.to_dict().items() if key not in NAMES}
     made = json.dumps(config, sort_keys=True, default=str)
-    files = (asked.task, asked.data, *asked.texts, asked.label, asked.dev)
-    return (made, folder.tokenizer_fingerprint, folder.longest(), files, asked.recipe)
+    return (made, folder.tokenizer_fingerprint, folder.longest(), asked.files, asked.recipe)
 
 
 def _next(prepared: Sequence[Finetuning], kinds: Sequence[Kind], most: Mapping[Kind, int]) -> list[tuple[int, Key]]:

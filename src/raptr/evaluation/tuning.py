@@ -145,7 +145,7 @@ class Tuning:
         alone = [self._train.batch(*one) for one in zip(torch.split(tried, TRIED), widths, strict=True)]
         joined = join(models, alone, self._train.batch(tried, max(widths)))
         if joined is None:
-            raise NotJoinedError(f"models of type {jobs[0].encoder.folder.config.model_type} run alone only")
+            raise NotJoinedError(f"models of type {jobs[0].encoder.folder.config.model_type} cannot be joined")
         return joined
 
     def _fit(
