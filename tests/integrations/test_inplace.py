@@ -24,6 +24,7 @@ TOKENS = (torch.arange(4)[:, None] * 3 + torch.arange(12)) % 20
 SOURCES = {  # of each method: where the layers of the second and of the third stage come from
     "stacking": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
     "progressive-stacking": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
+    "double-then-part": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
     "midas": ([0, 0, 1], [0, 1, 2, 0, 1, 2]),
     "lemon": ([0, 1, 1], [0, 0, 1, 1, 2, 2]),
     "msg": ([0, 1, 1], [0, 1, 2, 0, 1, 2]),
@@ -31,7 +32,7 @@ SOURCES = {  # of each method: where the layers of the second and of the third s
     "g-stack": ([0, 1, 0, 1, 0, 1],),
     "one-layer": ([0, 0, 0, 0, 0, 0],),
 }
-SCHEDULES = {"g-stack": "2-6", "one-layer": "1-6"}
+SCHEDULES = {"double-then-part": "2-3-5-6", "g-stack": "2-6", "one-layer": "1-6"}
 Make = Callable[[nn.Module], Optimizer]
 
 

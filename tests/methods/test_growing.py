@@ -36,6 +36,37 @@ def test_progressive_stacking_doubles(layers: int, expected: str) -> None:
     assert (again.settings(), again.phases()) == (made.settings(), made.phases())
 
 
+@pytest.mark.parametrize(
+    ("layers", "schedule", "expected"),  # the layers that run, and those that there are
+    [
+        (12, None, ["3/3", "6/6", "9/12", "12/12"]),
+        (24, None, ["6/6", "12/12", "18/24", "24/24"]),
+        (12, "6-8-10-12", ["6/6", "8/12", "10/12", "12/12"]),
+        (12, "2-4-7-12", ["2/2", "4/6", "7/12", "12/12"]),
+        (7, None, ["2/2", "4/4", "6/7", "7/7"]),
+        (2, None, ["1/1", "2/2"]),
+        (1, None, ["1/1"]),
+    ],
+)
+def test_double_then_part_has_the_smallest_model_that_holds_a_stage(
+    layers: int, schedule: str | None, expected: list[str]
+) -> None:
+    method = make("double-then-part", layers=layers, schedule=schedule)
+    assert [f"{phase.size:.0f}/{len(phase.keep)}" for phase in method.phases()] == expected
+
+
+def test_double_then_part_runs_other_parts_of_the_doubled_model_in_each_step() -> None:
+    method = make("double-then-part")
+    assert [(phase.start, phase.stop) for phase in method.phases()] == [(0, 167), (167, 333), (333, 500), (500, 1000)]
+    drawn = [method.subnetwork(step) for step in range(333, 500)]
+    assert all(part.size == 9 and {0.0, 1.0} == set(part.scales) and {0, 11} <= set(part.kept) for part in drawn)
+    assert len(set(drawn)) > 60  # of 120
+    assert method.evaluated(400).scales == (1.0, *[0.7] * 10, 1.0)
+    assert method.evaluated(500).scales == (1.0, *[0.7] * 10, 1.0)
+    assert method.evaluated(501) == Subnetwork.full(12)
+    assert method.growth(Shape(6, 12, 4), Shape(12, 12, 4)).sources == (*range(6), *range(6))
+
+
 def test_stages_of_a_given_schedule_are_equal() -> None:
     ends = [phase.stop for phase in make("progressive-stacking", schedule="3-6-12").phases()]
     assert ends == [333, 667, 1000]

@@ -126,9 +126,13 @@ def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tu
     """Which of `layers` layers a part of `size` has, the first and the last among them, and the keep probabilities."""
     if type(size) is not int or not 1 <= size <= layers:
         raise ValueError(f"size is {size!r}; a whole number from 1 to {layers}, the layers there are, is allowed")
-    fixed = (1, layers) if size > 1 else ()
-    stage = Stage(0, 1, size, tuple(sorted(set(fixed))))
+    stage = part_of(layers, size)
     return draw_layers(stage, layers, "exact", 1, seed=0, step=draw), keep_probabilities(stage, layers)
+
+
+def part_of(layers: int, size: int) -> Stage:
+    """A stage that draws `size` of `layers` layers, the first and the last always among them; from two layers on."""
+    return Stage(0, 1, size, tuple(sorted({1, layers})) if size > 1 else ())
 
 
 def check_unit(name: str, value: float) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from raptr.methods.contract import Method
+from raptr.methods.double_then_part import DoubleThenPart
 from raptr.methods.full import Full
 from raptr.methods.g_stack import GStack
 from raptr.methods.layer_dropout import LayerDropout
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
         LayerDropout,
         Stacking,
         ProgressiveStacking,
+        DoubleThenPart,
         GStack,
         MIDAS,
         OneLayer,
