@@ -1,10 +1,13 @@
-"""How far the held-out loss jumps when a model grows, and how soon the jump is made up, for each way to grow.
+"""How far the held-out loss jumps when a stage begins, and how soon the jump is made up, for each way to grow.
 
     python benchmarks/growth_jump.py
 
 Three layers of the demo's model are trained for half of a run, once for each seed, and then become six. Each way to
 grow gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
 that of the model which goes on without growing. New layers of the gated ways are judged under the gate they have.
+
+RaPTr does not grow: it has six layers from the start, of which three run until then. Its loss right before is the mean
+over random parts of three layers, scaled as in training.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import torch
 from rich.console import Console
 
 from raptr.data import TokenStore
+from raptr.subnetworks import Subnetwork
 from raptr.train.config import Config
 from raptr.train.evaluate import evaluate
 from raptr.train.loop import Trainer
@@ -26,7 +30,7 @@ from raptr.train.optimizer import load_state, state_tensors
 from raptr.train.run import RunFolder, environment
 
 SEEDS, STEPS, LATER, MASK = (0, 1, 2), 400, (0, 10, 40), 20
-SMALL, LARGE = 3, 6
+SMALL, LARGE, DRAWS = 3, 6, 16
 WAYS: dict[str, dict[str, Any]] = {
     "on top, moments copied (stacking, progressive-stacking)": {"name": "stacking"},
     "on top, moments zero": {"name": "stacking", "moments": "zero"},
@@ -35,6 +39,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "beside, identity, moments copied (lemon, init=zero)": {"name": "lemon", "init": "zero"},
     "on top, gated, moments zero (msg)": {"name": "msg", "mask_steps": MASK},
     "beside, gated, moments zero (msg-interpolation)": {"name": "msg-interpolation", "mask_steps": MASK},
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "random parts (raptr)": {"name": "raptr"},
+    "random parts, square root (raptr, scaling=sqrt)": {"name": "raptr", "scaling": "sqrt"},
 }
 
 
@@ -51,16 +59,21 @@ def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
     )
 
 
-def loss(trainer: Trainer) -> float:
-    """The held-out loss of what the next step runs."""
-    part = trainer.method.subnetwork(trainer.step)
-    return evaluate(trainer.model, trainer.held_out, part, batch=64).loss
+def loss(trainer: Trainer, part: Subnetwork | None = None) -> float:
+    """The held-out loss of a part of the model, or of what the next step runs."""
+    part = part or trainer.method.subnetwork(trainer.step)
+    return evaluate(trainer.model, trainer.objective, trainer.held_out, part, batch=64).loss
 
 
 def advance(trainer: Trainer, last: int) -> None:
     """Train up to step `last`, writing nothing."""
     while trainer.step < last:
         trainer.optimize(trainer.method.subnetwork(trainer.step))
+
+
+def trainer_of(method: dict[str, Any], seed: int, store: TokenStore, folder: RunFolder, layers: int = LARGE) -> Trainer:
+    """A trainer at step 0."""
+    return Trainer(config(method, seed, layers), folder, store, torch.device("cpu"))
 
 
 def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolder) -> Trainer:
@@ -86,17 +99,23 @@ def later(trainer: Trainer) -> list[float]:
 
 
 def measure(seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
-    """One seed: the loss before the growth, and the losses after it in each way."""
-    small = Trainer(config({"name": "full"}, seed, SMALL), folder, store, torch.device("cpu"))
-    advance(small, STEPS // 2)
-    before, after = loss(small), {}
+    """One seed: in each way, the loss before the growth and the losses after it."""
+    small, middle = trainer_of({"name": "full"}, seed, store, folder, SMALL), STEPS // 2
+    advance(small, middle)
+    before, found = loss(small), {}
     for way, method in WAYS.items():
         trainer = taken_up(config({**method, "schedule": f"{SMALL}-{LARGE}"}, seed), small, store, folder)
         trainer.grow(trainer.method.shape(trainer.step))
-        after[way] = later(trainer)
-        print(seed, way, round(before, 4), [round(value, 4) for value in after[way]], flush=True)
-    after["not grown"] = later(small)
-    return {"seed": seed, "before": before, "after": after}
+        found[way] = {"before": before, "after": later(trainer)}
+    found["not grown"] = {"before": before, "after": later(small)}
+    for way, method in PARTS.items():
+        trainer = trainer_of({**method, "schedule": f"{SMALL}-{LARGE}"}, seed, store, folder)
+        advance(trainer, middle)
+        drawn = [loss(trainer, trainer.method.drawn(SMALL, draw, middle)) for draw in range(DRAWS)]
+        found[way] = {"before": statistics.mean(drawn), "after": later(trainer)}
+    for way, row in found.items():
+        print(seed, way, row, flush=True)
+    return {"seed": seed, "losses": found}
 
 
 def main() -> None:
@@ -109,14 +128,16 @@ def main() -> None:
         store = open_data(config({"name": "full"}, 0), folder.path, Console(stderr=True))
         runs = [measure(seed, store, folder) for seed in SEEDS]
     change: dict[str, list[dict[str, float]]] = {}
-    for way in runs[0]["after"]:
-        columns = zip(*([value - run["before"] for value in run["after"][way]] for run in runs), strict=True)
+    for way in runs[0]["losses"]:
+        rows = [run["losses"][way] for run in runs]
+        columns = zip(*([value - row["before"] for value in row["after"]] for row in rows), strict=True)
         change[way] = [{"mean": statistics.mean(at), "deviation": statistics.stdev(at)} for at in columns]
     result = {
         "command": "python benchmarks/growth_jump.py",
         "environment": environment(),
         "setting": f"tiny BERT, {SMALL} to {LARGE} layers, built-in text, vocabulary 2048, 16 x 64 tokens a step, "
-        f"peak 1e-3 after a warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}",
+        f"peak 1e-3 after a warm-up of 40 steps, growth at step {STEPS // 2}, seeds {SEEDS}, mask_steps {MASK}, "
+        f"{DRAWS} random parts",
         "what": f"held-out loss (nats a masked token, 256 windows) minus that right before the growth, {LATER} "
         "steps after it; mean and standard deviation over seeds",
         "change": change,

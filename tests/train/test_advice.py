@@ -1,6 +1,7 @@
 """What `method.name: auto` chooses, what is said about it, and that a run keeps its choice."""
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -234,6 +235,29 @@ def test_a_comparison_names_its_methods_and_gets_no_advice(
     asked = {"settings": settings, "entries": {"full": {"name": "full"}}}
     compare(asked, tmp_path / "compared", console=Console(file=spoken["compare"], width=400))
     assert {kind: "Note: " in text.getvalue() for kind, text in spoken.items()} == {"pretrain": True, "compare": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["6-8-10-12"], None),
+        (["6-8-10-12", "--steps", "5801"], None),  # stages and decay are rounded to steps
+        (["6-9-12"], None),
+        (["--method", "pld"], None),  # no stage is the last one
+        (["--method", "full"], None),
+        (["3-6-12", "--method", "progressive-stacking", "--average", "5"], "from step 750 on, .* at step 933"),
+        (["6-8-10-12", "--full-start", "100"], "from step 750 on, .* at step 850.*optimizer.decay=0.15"),
+        (["6-8-10-12", "--full-start", "100", "--set", "optimizer.decay=0.15"], None),
+    ],
+)
+def test_a_decay_that_begins_before_the_last_stage_is_named(
+    options: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [] if "--steps" in options else ["--steps", "1000"]
+    assert call(monkeypatch, "plan", *options, *steps, "--set", "optimizer.warmup=10") == 0
+    shown = capsys.readouterr().out
+    assert ("Note: the learning rate falls" in shown) == (said is not None)
+    assert re.search(said or "", shown)
 
 
 def test_auto_needs_no_settings_and_a_new_model(store: TokenStore) -> None:

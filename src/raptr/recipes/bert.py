@@ -42,6 +42,9 @@ def bert_mini() -> Recipe:
 def bert_base() -> Recipe:
     """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, square-root scaling, idle parameters get zeros.
 
+    The paper trains on Wikipedia and Books. It says neither how long its sequences are nor how large its vocabulary is:
+    those here, and in bert-large, are ours.
+
     Command: raptr pretrain bert-base --data FOLDER
     """
     return {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from raptr.methods import Method
 from raptr.train import advice
 from raptr.train.advice import AUTO, SAME, Measured, Place, named
 from raptr.train.config import BUILTIN, Config
@@ -55,16 +56,16 @@ def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
 
 
 def advised(config: Config) -> list[str]:
-    """What `auto` chose and what that rests on, or that another method was measured to be better."""
+    """What `auto` chose or what was measured to be better, and that the learning rate falls before the last stage."""
     dimensions = config.model.build(config.data.vocabulary, config.data.length)
     place, steps = advice.place_of(config, dimensions), config.train.steps
-    found = advice.best(place, advice.table())
+    found, method = advice.best(place, advice.table()), config.make_method(dimensions)
+    lines = []
     if config.method["name"] == AUTO:
-        return _choice(config, place, found)
-    if found is None or not found.place.near(place) or config.model.start is not None:
-        return []
-    method = config.make_method(dimensions)
-    return _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
+        lines = _choice(config, place, found)
+    elif found is not None and found.place.near(place) and config.model.start is None:
+        lines = _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
+    return lines + _early_decay(config, method)
 
 
 def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
@@ -90,6 +91,17 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
         f"{found.record}).",
         cost,
         *_far(place, found.place),
+    ]
+
+
+def _early_decay(config: Config, method: Method) -> list[str]:
+    """That the learning rate falls before all layers train, in a method with a schedule of stages."""
+    start, last = method.steps - config.optimizer.decay_steps(method.steps), method.phases()[-1].start
+    if "schedule" not in method.own_settings() or last - start <= 0.01 * method.steps:
+        return []
+    return [
+        f"Note: the learning rate falls from step {start:,} on, and the last stage begins at step {last:,}. The paper "
+        f"lowers it in the last stage only: --set optimizer.decay={(method.steps - last) / method.steps:.3g}."
     ]
 
 
