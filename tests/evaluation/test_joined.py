@@ -203,6 +203,14 @@ def test_norms_without_weights_are_kept(examples: Coded) -> None:
     joined(models, examples)
 
 
+def test_gradients_lie_in_memory_as_their_weights_do(examples: Coded) -> None:
+    model = joined([make("bert", seed) for seed in range(MODELS)], examples)
+    _, together = tried(examples)
+    weights = list(model.parameters())
+    gradients = torch.autograd.grad(model(**together).logits.sum(), weights)
+    assert [gradient.stride() for gradient in gradients] == [weight.stride() for weight in weights]
+
+
 def test_dropout_differs_between_joined_models(examples: Coded) -> None:
     model = make("bert", 0, dropout=0.5)
     together = joined([model] * MODELS, examples)

@@ -28,7 +28,7 @@ from transformers import (
 from raptr import files
 from raptr.data import TokenStore
 from raptr.evaluation import finetuning, jobs
-from raptr.evaluation.encoder import load_encoder, tokenize
+from raptr.evaluation.encoder import Encoder, load_encoder, tokenize
 from raptr.evaluation.finetuning import Finetuning, Key, Request
 from raptr.evaluation.grid import MOST
 from raptr.evaluation.jobs import Judged
@@ -370,6 +370,38 @@ def test_several_at_once_stop_when_asked(
     keys: dict[str, Any] = {"recipe": recipe, "rates": [RATE, 2 * RATE], "seeds": 1, "jobs": 2}
     done = finetune(bert, "sst2", little, tmp_path, **keys)
     assert (done.finished, done.planned, done.record, len(made)) == (0, 2, None, 3)
+
+
+def test_several_that_end_while_asked_to_stop_are_kept(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, made = Steps.__call__, []
+
+    def step_and_stop(self: Steps, *arguments: Any) -> None:
+        step(self, *arguments)
+        made.append(arguments)
+        if len(made) == 1:  # the only step there is
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Steps, "__call__", step_and_stop)
+    keys: dict[str, Any] = {"recipe": Recipe(batch=1000, epochs=1), "rates": [RATE, 2 * RATE], "jobs": 2}
+    done = finetune(bert, "sst2", little, tmp_path, seeds=2, **keys)
+    assert (done.finished, done.planned, len(made)) == (2, 4, 1)
+
+
+def test_jobs_that_start_alike_are_read_once(
+    bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier, read = Encoder.classifier, []
+
+    def note(self: Encoder, *arguments: Any) -> Any:
+        read.append(self.folder.path)
+        return classifier(self, *arguments)
+
+    monkeypatch.setattr(Encoder, "classifier", note)
+    record = tuned(bert, little, tmp_path, rates=[RATE, 2 * RATE, 3 * RATE], seeds=2, jobs=6)
+    assert (len(record["jobs"]), read) == (6, [bert, bert])
+    assert len({job["loss"] for job in record["jobs"]}) == 6
 
 
 def test_one_of_several_diverges_and_the_others_do_not_notice(

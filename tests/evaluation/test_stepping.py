@@ -53,9 +53,11 @@ def model(bert: Path, dropout: float = 0.0) -> Any:
     return load_encoder(bert).classifier(2, dropout).train()
 
 
-def steps(made: Any, examples: Coded, *, half: bool = False, capture: Any = None, joined: int = 1) -> Steps:
+def steps(
+    made: Any, examples: Coded, *, half: bool = False, capture: Any = None, joined: int = 1, say: Any = print
+) -> Steps:
     loss = partial(functional.cross_entropy, reduction="none")
-    return Steps(made, examples, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=joined)
+    return Steps(made, examples, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=joined, say=say)
 
 
 def at(rate: float) -> Tensor:
@@ -193,11 +195,25 @@ def test_replayed_steps_are_the_same(bert: Path, examples: Coded) -> None:
 
 def test_a_model_that_cannot_be_captured_is_trained_all_the_same(bert: Path, examples: Coded) -> None:
     def refuse(step: Callable[[], None]) -> Callable[[], None]:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError("operation not permitted when stream is capturing\nwith hints")
 
-    first, second = trained(model(bert), examples), trained(model(bert), examples, capture=refuse)
+    said: list[str] = []
+    first, second = trained(model(bert), examples), trained(model(bert), examples, capture=refuse, say=said.append)
     assert second.captured == 0
     assert first.losses == second.losses
+    assert said == ["steps are not replayed as CUDA graphs: operation not permitted when stream is capturing"]
+
+
+def test_a_graph_without_room_is_given_up_alone_and_halves_several(bert: Path, examples: Coded) -> None:
+    def full(step: Callable[[], None]) -> Callable[[], None]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert trained(model(bert), examples, capture=full).captured == 0
+    stepped = steps(model(bert), examples, capture=full)
+    stepped._joined = 2  # as it is for several
+    stepped._seen.update({(BATCH, 8): WARM_UP})
+    with pytest.raises(torch.OutOfMemoryError):
+        stepped(*batches(examples)[0], at(1e-3))
 
 
 def test_the_first_step_that_is_not_finite_is_remembered(bert: Path, examples: Coded) -> None:

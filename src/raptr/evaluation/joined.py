@@ -44,7 +44,10 @@ def _biases(layers: Sequence[nn.Linear | nn.LayerNorm]) -> nn.Parameter | None:
 class _Linear(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear], rows: _Rows) -> None:
         super().__init__()
-        self.weight, self.bias, self._rows = _stacked([layer.weight for layer in layers]), _biases(layers), rows
+        # In memory as its gradient is, which a batched product gives transposed: copies between the two stay plain.
+        self.weight = nn.Parameter(_stacked([layer.weight.mT for layer in layers]).detach().mT)
+        self.weight.requires_grad_(layers[0].weight.requires_grad)
+        self.bias, self._rows = _biases(layers), rows
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows_KNI = self._rows.of_each(inputs, len(self.weight)).flatten(1, -2)

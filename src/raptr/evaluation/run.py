@@ -7,6 +7,7 @@ same examples, of one model or of several with the same architecture, whose mode
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,7 +102,7 @@ def _work(
             tuning, asked = tunings[kind], [Job(prepared[number].encoder, *key) for number, key in group]
             bar.reset(whole, total=tuning.steps * len(group), description=_described(prepared, group))
             try:
-                results = tuning.run(asked, stop, lambda count: bar.advance(whole, count))
+                results = tuning.run(asked, stop, lambda count: bar.advance(whole, count), _speaker(bar.console))
             except (torch.OutOfMemoryError, NotJoinedError) as error:
                 if len(group) == 1:
                     raise ValueError(NO_MEMORY) from error
@@ -109,7 +110,7 @@ def _work(
                 most[kind] = len(group) // 2 if lacks else 1
                 why = "the GPU lacks the memory" if lacks else str(error)
                 said = f"cannot make {len(group)} fine-tunings at once: {why}; going on with {most[kind]}"
-                bar.console.print(said, highlight=False, markup=False)
+                _speaker(bar.console)(said)
                 continue
             for (number, _), result in zip(group, results, strict=bool(results)):
                 _keep(prepared[number], result, bar.console)
@@ -143,14 +144,18 @@ def _described(prepared: Sequence[Finetuning], group: Sequence[tuple[int, Key]])
     return f"{prepared[number].encoder.folder.name} on {title}, rate {rate:g}, seed {seed}, steps"
 
 
+def _speaker(console: Console) -> Callable[[str], None]:
+    """What prints a line as it is."""
+    return partial(console.print, highlight=False, markup=False)
+
+
 def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:
     """Keep what a job came to, and say it."""
     one.keep(result)
     where = f"{one.encoder.folder.name} on {one.task.title}"
     single = " (in float32: the model cannot compute in bfloat16)"
     note = single if (result["device"], result["precision"]) == ("cuda", "float32") else ""
-    said = f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}{note}"
-    console.print(said, highlight=False, markup=False)
+    _speaker(console)(f"{where}, rate {result['rate']:g}, seed {result['seed']}: {_reached(result)}{note}")
 
 
 def _reached(result: dict[str, Any]) -> str:

@@ -27,7 +27,8 @@ class Steps:
     """AdamW on one model, or on several that were joined, one batch of examples for each at a time.
 
     `loss` gives that of each example. `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run
-    each step as it is. With `half` the model computes in bfloat16, unless it cannot: `precision` says which it is.
+    each step as it is; `say` is told why if that fails. With `half` the model computes in bfloat16, unless it cannot:
+    `precision` says which it is.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Steps:
         half: bool,
         capture: Capture | None,
         joined: int = 1,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._model, self._examples, self._criterion = model, examples, loss
+        self._model, self._examples, self._criterion, self._say = model, examples, loss, say
         self._clip, self._capture, self._joined = clip, capture, joined
         self._weights: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._masters = [weight.detach().clone() for weight in self._weights]
@@ -76,8 +78,11 @@ class Steps:
             own_KB = places_KB.clone()
             try:
                 self._replays[key] = (own_KB, self._capture(lambda: self._step(own_KB, width)))
-            except RuntimeError:  # a model that looks at its inputs, or no memory for another graph
+            except RuntimeError as error:  # a model that looks at its inputs, or no memory for another graph
+                if isinstance(error, torch.OutOfMemoryError) and self._joined > 1:
+                    raise  # fewer at once have room
                 self._capture = None
+                self._say(f"steps are not replayed as CUDA graphs: {str(error).strip().splitlines()[0]}")
         if key in self._replays:
             own_KB, replay = self._replays[key]
             own_KB.copy_(places_KB)

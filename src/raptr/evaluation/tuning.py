@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -91,11 +92,16 @@ class Tuning:
         return coded(rows, torch.tensor(split.targets).to(kind), pad)
 
     def run(
-        self, jobs: Sequence[Job], stop: StopRequest, on_steps: Callable[[int], None] = lambda count: None
+        self,
+        jobs: Sequence[Job],
+        stop: StopRequest,
+        on_steps: Callable[[int], None] = lambda count: None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> list[dict[str, Any]]:
-        """The results of jobs that are made at once; none if it was asked to stop.
+        """The results of jobs that are made at once; none if it was asked to stop before they ended.
 
-        The models must have one architecture. `on_steps` is told how many steps were made, those of all jobs.
+        The models must have one architecture. `on_steps` is told how many steps were made, those of all jobs; `say`,
+        why steps are slow.
         """
         devices = [self._device] if self._device.type == "cuda" else []
         started = time.monotonic()
@@ -110,9 +116,9 @@ class Tuning:
                 half=self._device.type == "cuda",
                 capture=capture,
                 joined=len(jobs),
+                say=say,
             )
-            self._fit(model, steps, jobs, stop, on_steps)
-            if stop.asked:
+            if not self._fit(model, steps, jobs, stop, on_steps):
                 return []
             shared = {"device": self._device.type, "precision": steps.precision, "graphs": steps.captured}
             shared |= {"at_once": len(jobs), "seconds": time.monotonic() - started}
@@ -131,16 +137,20 @@ class Tuning:
 
     def _classifier(self, jobs: Sequence[Job]) -> nn.Module:
         """The model of a job, or those of several joined."""
-        models: list[nn.Module] = []
-        for job in jobs:
-            torch.manual_seed(job.seed)  # the new head; after the last one, the trial and dropout
-            model = job.encoder.classifier(self._data.outputs, self._recipe.dropout)
-            models.append(nn.Module.to(model, self._device))
+        made: dict[tuple[Path, int], nn.Module] = {}  # jobs that differ in their learning rates alone start alike
+        places = [(job.encoder.folder.path, job.seed) for job in jobs]
+        for place, job in zip(places, jobs, strict=True):
+            if place not in made:
+                torch.manual_seed(job.seed)  # the new head
+                model = job.encoder.classifier(self._data.outputs, self._recipe.dropout)
+                made[place] = nn.Module.to(model, self._device)
+        models = [made[place] for place in places]
+        torch.manual_seed(jobs[-1].seed)  # the trial and dropout
         if len(models) == 1:
             return models[0]
         # Examples of all lengths: with the others, those of a model can be padded further than alone.
-        places = torch.linspace(0, len(self._train) - 1, TRIED * len(jobs)).long()
-        order = self._train.lengths_N.argsort(stable=True)[places]
+        ranks = torch.linspace(0, len(self._train) - 1, TRIED * len(jobs)).long()
+        order = self._train.lengths_N.argsort(stable=True)[ranks]
         widths, tried = self._train.widths(order, TRIED), order.to(self._device)
         alone = [self._train.batch(*one) for one in zip(torch.split(tried, TRIED), widths, strict=True)]
         joined = join(models, alone, self._train.batch(tried, max(widths)))
@@ -150,8 +160,8 @@ class Tuning:
 
     def _fit(
         self, model: nn.Module, steps: Steps, jobs: Sequence[Job], stop: StopRequest, on_steps: Callable[[int], None]
-    ) -> None:
-        """Train to the last step, or until a stop or the end of an epoch after which no job is finite."""
+    ) -> bool:
+        """Train to the last step, or to the end of an epoch in which all jobs diverged; false if a stop came first."""
         recipe, step = self._recipe, 0
         orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
         rates_K = torch.tensor([job.rate for job in jobs], device=self._device)
@@ -162,12 +172,13 @@ class Tuning:
             widths = zip(*(self._train.widths(shuffled_N, recipe.batch) for shuffled_N in shuffled_KN), strict=True)
             for places_KB, wide in zip(batches, widths, strict=True):
                 if stop.asked:
-                    return
+                    return False
                 steps(places_KB.flatten(), max(wide), rates_K * recipe.rate(step, self.steps))
                 step += 1
                 on_steps(len(jobs))
             if None not in steps.diverged():  # read once an epoch: no step waits for the GPU
-                return
+                break
+        return True
 
     def _losses(self, outputs_BC: Tensor, targets_B: Tensor) -> Tensor:
         if self._data.task.regression:
