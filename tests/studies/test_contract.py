@@ -131,6 +131,25 @@ def loss(mean: float | None) -> dict[str, Any]:
         ),
         (
             {
+                "study": "scaling",
+                "setting": {"widths": [64, 256], "depth": 24, "sizes": [6, 8]},
+                "theorem": [
+                    {"width": width, "case": "all one", "last": {"mean": mean, "low": 1.5, "high": 1.7}}
+                    for width, mean in ((64, 1.4), (256, 1.6))
+                ],
+                "models": {
+                    "paper": {
+                        "layer": {"mean": 0.725, "low": None, "high": None},
+                        "parts": {
+                            f"{size} sqrt": {"end": {"mean": size / 6, "low": None, "high": None}} for size in (6, 8)
+                        },
+                    }
+                },
+            },
+            [("all one", "1.60 (1.50 to 1.70)"), ("paper: what a layer adds", "0.725"), ("6 layers / of all", "1.00")],
+        ),
+        (
+            {
                 "study": "stability",
                 "gap": {"mean": 0.0037, "low": None, "high": None},
                 "exponents": {name: {"mean": 0.3, "low": 0.2, "high": 0.4} for name in ("norm", "psi")},

@@ -80,6 +80,24 @@ def _linear(result: Mapping[str, Any]) -> list[Finding]:
     return lines
 
 
+def _scaling(result: Mapping[str, Any]) -> list[Finding]:
+    setting, models = result["setting"], result["models"]
+    widest = [stack for stack in result["theorem"] if stack["width"] == setting["widths"][-1]]
+    lines = [
+        Finding(f"{stack['case']}: what {setting['depth']} layers add, in d·Σα²", _number(stack["last"]), "1 to 2")
+        for stack in widest
+    ]
+    for init, model in models.items():
+        lines.append(Finding(f"BERT, {init}: what a layer adds, in d", _number(model["layer"], 3), "1 to 2"))
+    for init, model in models.items():
+        for name, part in model["parts"].items():
+            size, scaling = name.split()
+            if int(size) == setting["sizes"][0]:
+                what = f"BERT, {init}: last norm of {size} layers / of all, {scaling}"
+                lines.append(Finding(what, _number(part["end"]), "1" if scaling == "sqrt" else "not in the paper"))
+    return lines
+
+
 def _stability(result: Mapping[str, Any]) -> list[Finding]:
     fits = result["exponents"]
     return [
@@ -100,5 +118,6 @@ FINDINGS: dict[str, Callable[[Mapping[str, Any]], list[Finding]]] = {
     "polynomial-length": _polynomial_length,
     "boolean": _boolean,
     "linear": _linear,
+    "scaling": _scaling,
     "stability": _stability,
 }

@@ -12,9 +12,10 @@ from raptr.studies.contract import Study, conduct, stoppable
 from raptr.studies.linear import LINEAR
 from raptr.studies.polynomial import POLYNOMIAL
 from raptr.studies.polynomial_length import POLYNOMIAL_LENGTH
+from raptr.studies.scaling import SCALING
 from raptr.studies.stability import study_stability
 
-STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, POLYNOMIAL_LENGTH, BOOLEAN, LINEAR)}
+STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, POLYNOMIAL_LENGTH, BOOLEAN, LINEAR, SCALING)}
 STABILITY = "stability"  # of a trained run; the others train their own
 NAMES = (*STUDIES, STABILITY)
 
