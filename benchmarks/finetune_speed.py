@@ -133,9 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for way in ways:
                 way.time(given.steps)
     results = [way.result(given.rate, given.bandwidth) for way in ways]
-    print("models  ms/step  steps/s  to floor")
+    print("models  ms/step  steps/s  to floor  graphs")
     for one in results:
-        print(f"{one['models']:6d}  {one['milliseconds']:7.2f}  {one['steps_per_second']:7.0f}  {one['to_floor']:8.1f}")
+        row = f"{one['models']:6d}  {one['milliseconds']:7.2f}  {one['steps_per_second']:7.0f}  {one['to_floor']:8.1f}"
+        print(f"{row}  {one['graphs']:6d}")
     if given.out is not None:
         named = {key: getattr(given, key) for key in ("steps", "blocks", "rate", "bandwidth", "tiny")}
         record = {

@@ -30,6 +30,7 @@ def exponents(records: Records) -> str:
 
 # Layers, architecture, quantity, claimed, measured (name in the record, digits), wide limit (name or text), verdict.
 LEMMAS: tuple[tuple[str, str, str, str, str, int | None, str, str], ...] = (
+    ("random", "neither", "‖F‖, doublings", "0", "norm_growth", 3, "0", "holds"),
     ("random", "residual + norm", "‖F‖ against L", "½", "norm_growth", 2, "norm_growth", "holds: √(L + 1)"),
     ("random", "residual + norm", "Ψ₄ against L", "at most ½", "psi_by_depth", 2, "psi_by_depth", "holds"),
     ("random", "residual + norm", "Ψ_ℓ against ℓ, L = 128", "at most −½", "psi_by_layer", 2, "psi_by_layer", "holds"),
