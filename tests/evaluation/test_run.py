@@ -135,12 +135,34 @@ def test_the_encoders_weights_are_used_and_the_head_follows_the_seed(bert: Path)
 
 def test_the_longer_text_is_cut(bert: Path) -> None:
     encoder = load_encoder(bert)
-    (coded,) = tokenize(encoder, [("film " * 30, "fine story")], 12, leading_space=False)
+    ((coded,), cut) = tokenize(encoder, [("film " * 30, "fine story")], 12, leading_space=False)
+    assert cut == 1
     words = encoder.folder.tokenizer.convert_ids_to_tokens(coded["input_ids"])
     assert words == ["[CLS]", *["film"] * 7, "[SEP]", "fine", "story", "[SEP]"]
     assert coded["token_type_ids"] == [0] * 9 + [1] * 3
-    (coded,) = tokenize(encoder, [("film " * 99,)], 128, leading_space=False)
+    ((coded,), cut) = tokenize(encoder, [("film " * 99,)], 128, leading_space=False)
+    assert cut == 1
     assert len(coded["input_ids"]) == 24  # the model's own limit
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "cut"),
+    [(128, "24 tokens, the most that the model reads", 8), (12, "--length 12", 16)],  # the model has 24 positions
+)
+def test_texts_that_are_cut_are_counted(
+    length: int, limit: str, cut: int, bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    for name in ("train", "dev"):
+        rows = [{"sentence": "film " * count, "label": count % 2} for count in (3, 15, 16, 30, 41) * 4]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe(epochs=1, length=length)
+    request = Request(bert, "sst2", folder, tmp_path / "out", rates=[RATE], seeds=1, recipe=recipe)
+    (done,) = finetune_all([request], device="cpu", console=Console(width=200))
+    assert f"{2 * cut} of 40 examples are longer than {limit}, and are cut" in capsys.readouterr().out
+    assert done.record is not None
+    assert [(job["length"], job["cut"]) for job in done.record["jobs"]] == [(min(length, 24), 2 * cut)]
 
 
 @pytest.mark.parametrize(("width", "highest"), [(32, 3e-4), (520, 5e-5)])
@@ -512,7 +534,7 @@ def test_another_family_of_encoders(task: Path, tmp_path: Path) -> None:
 def test_a_space_before_each_text(bert: Path) -> None:
     encoder = load_encoder(bert)
     encoder.folder.tokenizer.backend_tokenizer.pre_tokenizer = None  # so that the space is seen
-    coded = [tokenize(encoder, [("film",)], 8, leading_space=leading)[0]["input_ids"] for leading in (False, True)]
+    coded = [tokenize(encoder, [("film",)], 8, leading_space=leading)[0][0]["input_ids"] for leading in (False, True)]
     unknown = encoder.folder.tokenizer.unk_token_id
     assert [unknown in ids for ids in coded] == [False, True]
 

@@ -84,7 +84,10 @@ def test_notes_name_the_best_rate_its_error_and_the_edge() -> None:
     said = " ".join(notes(record([job(1e-5, 0, 0.8), job(3e-5, 0, 0.9)]), 1000))
     assert all(part in said for part in ("3e-05", "1,000", "0.9 points", "--widen or --rate"))
     assert "chance" not in said
-    assert "chance" in " ".join(notes(record([job(1e-5, 0, 0.51)]), 1000))
+    for score in (0.51, 0.3):  # far below is no better
+        alone = " ".join(notes(record([job(1e-5, 0, score)]), 1000))
+        assert "chance: it is not above" in alone
+        assert "Best rate" not in alone  # nothing was chosen
     assert "diverged" in " ".join(notes(record([job(1e-5, 0, None)]), 1000))
 
 

@@ -99,10 +99,14 @@ def _refuse_other(path: Path, config: PretrainedConfig) -> None:
 
 def tokenize(
     encoder: Encoder, texts: Sequence[tuple[str, ...]], length: int, *, leading_space: bool
-) -> list[dict[str, list[int]]]:
-    """Each example's ids, with whatever else the model takes, cut to `length` tokens at the longer text."""
+) -> tuple[list[dict[str, list[int]]], int]:
+    """Each example's ids, with whatever else the model takes, cut to `length` tokens at the longer text; how many were.
+
+    A model that reads fewer tokens than `length` sets the limit.
+    """
     if leading_space:  # a byte-level tokenizer knows most words with the space before them
         texts = [tuple(f" {text}" for text in example) for example in texts]
     columns: list[Any] = [[example[place] for example in texts] for place in range(len(texts[0]))]
     coded = encoder.folder.tokenizer(*columns, truncation="longest_first", max_length=encoder.folder.longest(length))
-    return [{name: coded[name][i] for name in coded} for i in range(len(texts))]
+    cut = sum(bool(one.overflowing) for one in coded.encodings or ())
+    return [{name: coded[name][i] for name in coded} for i in range(len(texts))], cut

@@ -99,6 +99,8 @@ def _work(
             first, kind = prepared[group[0][0]], kinds[group[0][0]]
             if kind not in tunings:
                 tunings[kind] = Tuning(first.encoder, first.examples, first.request.recipe, device)
+                if note := tunings[kind].note:
+                    _speaker(bar.console)(f"{first.task.title}: {note}")
             tuning, asked = tunings[kind], [Job(prepared[number].encoder, *key) for number, key in group]
             bar.reset(whole, total=tuning.steps * len(group), description=_described(prepared, group))
             try:

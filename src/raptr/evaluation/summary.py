@@ -83,7 +83,7 @@ def standard_error(metric: str, value: float, examples: int) -> float:
 
 
 def at_chance(row: Row, metric: str, baseline: float, examples: int) -> bool:
-    """Whether the mean is within the errors, over seeds and over examples, of the constant answer's score."""
+    """Whether the mean is not above the constant answer's score by more than its errors, over seeds and examples."""
     margin = max(row.interval or 0.0, Z95 * standard_error(metric, baseline, examples))
     return row.means[metric] <= baseline + margin
 
@@ -121,12 +121,11 @@ def notes(record: Mapping[str, Any], examples: int) -> list[str]:
     if best is None:
         return ["A job diverged at every learning rate: try lower ones with --rate."]
     error = standard_error(metric, best.means[metric], examples)
-    said = [
-        f"Best rate: {best.rate:g}, chosen on this dev set, so its score is slightly optimistic.",
-        f"With {examples:,} dev examples the standard error of one score is {100 * error:.1f} points.",
-    ]
+    said = [f"With {examples:,} dev examples the standard error of one score is {100 * error:.1f} points."]
+    if len(record["rows"]) > 1:
+        said.insert(0, f"Best rate: {best.rate:g}, chosen on this dev set, so its score is slightly optimistic.")
     if at_chance(best, metric, baseline, examples):
-        said.append("It is at chance: within its errors of the best constant answer.")
+        said.append("That is chance: it is not above the best constant answer by more than its errors.")
     if best.edge:
         said.append("The best rate lies at the edge of the grid: widen it with --widen or --rate.")
     return said

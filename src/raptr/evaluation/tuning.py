@@ -80,12 +80,23 @@ class Tuning:
 
     def __init__(self, encoder: Encoder, data: TaskData, recipe: Recipe, device: torch.device) -> None:
         self._data, self._recipe, self._device = data, recipe, device
+        self.length, self.cut = encoder.folder.longest(recipe.length), 0  # tokens, and how many examples had more
         self._train = self._code(encoder, chosen(data.train, recipe.examples)).to(device)
         self._dev = self._code(encoder, data.dev).to(device)
         self.steps = recipe.epochs * math.ceil(len(self._train) / recipe.batch)
 
+    @property
+    def note(self) -> str | None:
+        """How many of the examples were cut, and where; None: none."""
+        if not self.cut:
+            return None
+        whole, given = len(self._train) + len(self._dev), self._recipe.length
+        limit = f"--length {given}" if self.length == given else f"{self.length} tokens, the most that the model reads"
+        return f"{self.cut:,} of {whole:,} examples are longer than {limit}, and are cut"
+
     def _code(self, encoder: Encoder, split: Split) -> Coded:
-        rows = tokenize(encoder, split.texts, self._recipe.length, leading_space=self._recipe.leading_space)
+        rows, cut = tokenize(encoder, split.texts, self._recipe.length, leading_space=self._recipe.leading_space)
+        self.cut += cut
         kind = torch.float32 if self._data.task.regression else torch.long
         pad = encoder.folder.tokenizer.pad_token_id
         assert isinstance(pad, int)
@@ -121,6 +132,7 @@ class Tuning:
             if not self._fit(model, steps, jobs, stop, on_steps):
                 return []
             shared = {"device": self._device.type, "precision": steps.precision, "graphs": steps.captured}
+            shared |= {"length": self.length, "cut": self.cut}
             shared |= {"at_once": len(jobs), "seconds": time.monotonic() - started}
             ended = zip(jobs, self._answers(model, len(jobs)), steps.losses, steps.diverged(), strict=True)
             return [
