@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raptr.report.runs import read_scores
+from raptr.report import write_report
+from raptr.report.runs import read_run, read_scores, told_apart
 from raptr.report.scores import AVERAGE, Scored, draw_scores, scored
 from raptr.report.statistics import Mean
+from tests.report.test_report import make_run
 
 
 def test_what_was_noted_is_read_and_what_is_damaged_is_left_out(tmp_path: Path) -> None:
@@ -20,6 +22,21 @@ def test_what_was_noted_is_read_and_what_is_damaged_is_left_out(tmp_path: Path) 
     (folder / "half.json").write_text('{"columns": {"RTE"')
     (folder / "list.json").write_text("[1]")
     assert read_scores(tmp_path) == {"SST-2": cell}
+
+
+def test_scores_made_in_another_way_have_a_column_of_their_own(tmp_path: Path) -> None:
+    runs = []
+    for name, made in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "z")):
+        make_run(folder := tmp_path / name, steps=20)
+        (folder / "evaluation").mkdir()
+        cell = {"score": 0.9, "interval": None, "constant": 0.5, "made": made}
+        shared = {"score": 0.8, "interval": None, "constant": 0.5, "made": "all"}
+        (folder / "evaluation" / "scores.json").write_text(json.dumps({"columns": {"SST-2": cell, "MNLI": shared}}))
+        runs.append(folder)
+    found = [tuple(run.scores) for run in told_apart([read_run(run) for run in runs])]
+    assert found == [("SST-2", "MNLI"), ("SST-2 (2)", "MNLI"), ("SST-2", "MNLI"), ("SST-2 (3)", "MNLI")]
+    page = write_report(runs, tmp_path / "report").page.read_text()
+    assert "SST-2 (2): other data, or another recipe, than SST-2." in page
 
 
 def test_an_average_has_the_error_of_independent_scores() -> None:

@@ -5,6 +5,8 @@ OUT/jobs/RATE-SEED.json     the result of a job
 OUT/finetune.json, .png     the record over all jobs, and its chart
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -169,9 +171,11 @@ class Finetuning:
     def _note(self, record: dict[str, Any]) -> None:
         """Note the score of the best rate in the folder of the run, if the encoder is one's."""
         metric = self.task.metrics[0]
+        how = json.dumps([self.examples.facts(), asdict(self.request.recipe)], sort_keys=True)
+        made = hashlib.sha256(how.encode()).hexdigest()[:16]
         for row in record["rows"]:
             if row["best"]:
-                facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric}
+                facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric, "made": made}
                 chosen = {"rate": row["rate"], "edge": row["edge"]}
                 cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts, **chosen}
                 note_scores(self.encoder.folder, f"{NAME}-{self.task.name}", {self.task.title: cell})

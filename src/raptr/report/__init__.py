@@ -9,7 +9,7 @@ from rich.table import Table
 
 from raptr.report.page import render
 from raptr.report.plots import losses, save
-from raptr.report.runs import labels, read_run
+from raptr.report.runs import labels, read_run, told_apart
 from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import dicts, markdown, rich_table, summary
 
@@ -33,7 +33,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
     """Write the page, the plot and the table of the runs in these folders into `out`."""
     if not runs:
         raise ValueError("A report needs at least one run folder, and none was given.")
-    read = [read_run(path) for path in runs]
+    read = told_apart([read_run(path) for path in runs])
     rows = summary(read)
     _refuse_strange(out)
     out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,25 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return columns
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs, with scores that were made in another way than the first run's in columns of their own.
+
+    `made` in a cell stands for data and recipe; a column `SST-2 (2)` is `unlike` SST-2.
+    """
+    ways: dict[str, list[Any]] = {}
+    renamed = []
+    for run in runs:
+        scores: dict[str, Mapping[str, Any]] = {}
+        for name, cell in run.scores.items():
+            known = ways.setdefault(name, [])
+            if cell.get("made") not in known:
+                known.append(cell.get("made"))
+            place = known.index(cell.get("made")) + 1
+            scores.update({name: cell} if place == 1 else {f"{name} ({place})": {**cell, "unlike": name}})
+        renamed.append(replace(run, scores=scores))
+    return renamed
 
 
 def malformed(lines: Sequence[int]) -> str:

@@ -164,7 +164,8 @@ def _constant(row: Mapping[str, Any]) -> float:
 
 
 def _cell(score: Value, constant: float, metric: str, n: int) -> dict[str, Any]:
-    return {"score": score["mean"], "interval": score["interval"], "constant": constant, "metric": metric, "n": n}
+    facts = {"constant": constant, "metric": metric, "n": n, "made": f"{n} examples"}
+    return {"score": score["mean"], "interval": score["interval"], **facts}
 
 
 def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:

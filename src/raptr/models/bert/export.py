@@ -38,15 +38,19 @@ BODY = "roberta_prelayernorm"
 TYPES = f"{BODY}.embeddings.token_type_embeddings.weight"
 
 
-def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
-    """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
-    config = model.config
+def fits(config: BertConfig) -> None:
+    """Refuse dimensions that no stock model has."""
     if config.heads * config.head_size != config.width:
         raise ValueError(
             f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
             "In a stock model heads × head_size is the width, so this model cannot be exported."
         )
-    check(config, subnetwork, vocabulary)
+
+
+def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
+    """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
+    fits(model.config)
+    check(model.config, subnetwork, vocabulary)
     vocabulary.ordinary(SPECIALS)
     # The stock class draws initial weights from the global generator, which is the caller's.
     with torch.random.fork_rng(devices=[]):
@@ -197,6 +201,7 @@ EXPORTER = Exporter(
     tokenizer=stock_tokenizer,
     dimensions=dimensions,
     load=from_transformers,
+    fits=fits,
     task="fill-mask",
     tags=("raptr", "bert"),
     says="An encoder like BERT, trained by raptr to fill in masked tokens.",

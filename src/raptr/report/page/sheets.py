@@ -75,6 +75,8 @@ def _scores(runs: Sequence[Run]) -> dict[str, Any]:
     constants = {name: cell["constant"] for run in runs for name, cell in run.scores.items()}
     listed = ", ".join(f"{name} {100 * constants[name]:.1f}" for name in columns)
     notes = [f"Percent, with 95% intervals. The best constant answer scores: {listed}."] if lines else []
+    unlike = {name: cell["unlike"] for run in runs for name, cell in run.scores.items() if "unlike" in cell}
+    notes += [f"{name}: other data, or another recipe, than {first}." for name, first in unlike.items()]
     return _sheet(["run", *columns, "Avg."], [True, *[True] * len(columns), False], lines, notes)
 
 
