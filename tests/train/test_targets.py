@@ -12,7 +12,7 @@ from raptr.subnetworks.schedule import parse_sizes
 from raptr.train.config import Config
 from raptr.train.console import plan_table
 from raptr.train.plan import plan_run
-from raptr.train.targets import meeting, schedules, show_targets, targets_table
+from raptr.train.targets import meeting, scheduled, schedules, show_targets, targets_table
 
 COUNTS = {"depth": 12, "heads": 12, "mlp": 4}
 
@@ -47,6 +47,21 @@ def test_heads_alone_save_too_little_and_the_table_says_so() -> None:
     caption = targets_table(met, missed, 0.67).caption
     assert isinstance(caption, str)
     assert "heads (0.797)" in caption
+
+
+@pytest.mark.parametrize("setting", [{"groups": 2}, {"fixed": [1, 2, -1]}])
+def test_schedules_that_another_setting_refuses_are_left_out(setting: dict[str, Any]) -> None:
+    met, missed = meeting(config(**setting), 0.67)
+    assert {tuple(found.sizes) for found in (*met, *missed)} >= {("depth",), ("mlp",)}
+    for found in met:
+        assert plan_run(scheduled(config(**setting), found.sizes, found.lengths)).relative_model == found.model_flops
+
+
+def test_a_model_without_a_smaller_schedule_is_told_what_to_do() -> None:
+    model = {"layers": 2, "width": 64, "heads": 2}
+    given = {"model": model, "optimizer": {"name": "muon"}, "train": {"steps": 3000, "batch": 8, "device": "cpu"}}
+    with pytest.raises(ValueError, match=r"--target-flops is 0\.67, but this model has no smaller.*Use more.*adamw"):
+        show_targets(Config.read(given), 0.67, timed=False, as_json=False)
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"idle": "skip"}])

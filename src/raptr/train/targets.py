@@ -59,12 +59,19 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
     met, missed = [], []
     for count in range(1, len(allowed) + 1):
         for axes in combinations(allowed, count):
-            costs = [priced(config, sizes, lengths) for sizes, lengths in schedules(config, shape, axes)]
+            tried = (priced(config, sizes, lengths) for sizes, lengths in schedules(config, shape, axes))
+            costs = [found for found in tried if found is not None]
             enough = [found for found in costs if found.model_flops <= target]
             if enough:
                 met.append(max(enough, key=lambda found: found.model_flops))
             elif costs:
                 missed.append(min(costs, key=lambda found: found.model_flops))
+    if not met and not missed:
+        others = " or optimizer.name adamw, which allows schedules of heads and MLP parts too" if depth_only else ""
+        raise ValueError(
+            f"--target-flops is {target:g}, but this model has no smaller schedule with these settings. Use more layers"
+            f"{others}; method.fixed and method.groups, where they are given, allow fewer schedules."
+        )
     return sorted(met, key=lambda found: -found.model_flops), missed
 
 
@@ -84,9 +91,13 @@ def schedules(config: Config, shape: Shape, axes: tuple[str, ...]) -> Iterator[t
                 yield {axis: "-".join(map(str, row)) for axis, row in sizes.items()}, kind
 
 
-def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate:
-    """What a run with these schedules costs."""
-    planned = plan_run(scheduled(config, sizes, lengths))
+def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate | None:
+    """What a run with these schedules costs; None where another setting of the method (fixed, groups) refuses them."""
+    try:
+        chosen = scheduled(config, sizes, lengths)
+    except ValueError:
+        return None
+    planned = plan_run(chosen)
     return Candidate(sizes, lengths, planned.relative_layers, planned.relative_model)
 
 
