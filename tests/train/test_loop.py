@@ -18,6 +18,7 @@ from raptr.models.registry import FAMILIES
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
 from raptr.train.diverged import Diverged
+from raptr.train.evaluate import Evaluation, evaluate
 from raptr.train.loop import Trainer
 from raptr.train.optimizer import OptimizerSettings, decay_groups
 from raptr.train.run import RunFolder
@@ -320,6 +321,24 @@ def test_micro_batches_share_one_subnetwork_and_add_up(store: TokenStore, tmp_pa
     for record in ends[1:]:
         assert record["loss"] == pytest.approx(ends[0]["loss"], rel=1e-5)
         assert record["grad_norm"] == pytest.approx(ends[0]["grad_norm"], rel=1e-4)
+
+
+def test_evaluation_reads_no_more_sequences_at_once_than_training(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def seen(*given: Any, batch: int, **others: Any) -> Evaluation:
+        read.append(batch)
+        return evaluate(*given, batch=batch, **others)
+
+    monkeypatch.setattr(loop, "evaluate", seen)
+    losses = [
+        leg(config(train={"accumulate": count}), tmp_path / str(count), store, until=1)[0].eval_loss
+        for count in (1, 2, 4)
+    ]
+    assert sorted(set(read)) == [1, 2, 4]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
 def test_what_a_run_records(store: TokenStore, tmp_path: Path) -> None:

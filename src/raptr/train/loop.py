@@ -330,7 +330,7 @@ class Trainer:
             self.model,
             self.objective,
             self.held_out,
-            batch=max(1, settings.batch // self.processes.size),
+            batch=max(1, settings.batch // (settings.accumulate * self.processes.size)),
             stream=settings.stream(self.device),
             processes=self.processes,
         )
