@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,9 @@ def test_without_a_terminal_no_ten_minutes_are_silent(clock: Clock) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_where_nothing_tells_the_memory_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.peak_memory(torch.device("cpu")) > 0
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert progress.peak_memory(torch.device("cpu")) == 0

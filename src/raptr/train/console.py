@@ -192,11 +192,12 @@ def measurement_table(measured: "Measurement") -> Table:
         )
     table.add_section()
     table.add_row("all", f"{sum(row.steps for row in measured.stages):,}", "", "", duration(measured.hours * 3600))
-    memory = f"Peak memory {measured.peak_memory / 2**30:.2f} GiB."
+    peak = f"{measured.peak_memory / 2**30:.2f} GiB" if measured.peak_memory else "unknown"
+    memory = f"Peak memory {peak}."
     if measured.timed_batch != measured.batch:
         memory = (
             f"Scaled up from batches of {measured.timed_batch} instead of {measured.batch} sequences, since a whole "
-            f"step is slow here; peak memory with the smaller batch: {measured.peak_memory / 2**30:.2f} GiB."
+            f"step is slow here; peak memory with the smaller batch: {peak}."
         )
     missing = "" if measured.gpu_found else "No GPU was found: this is the time on the CPU. "
     table.caption = f"{missing}{memory} Evaluations and checkpoints are not counted."

@@ -3,7 +3,6 @@
 Time left follows FLOPs, since later stages have slower steps. The first step is not timed: it compiles and allocates.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -130,8 +129,9 @@ class TrainingBar:
         if not self._announced and seconds >= SURE and step >= self._began[2] + 2:
             self._announced = True
             if self._left > LONG:
-                memory = f"{peak_memory(self._device) / 2**30:.2g} GiB in this stage"
-                self._say(f"This run will take about {duration(self._left)} more{self._where}. Memory: {memory}.")
+                peak = peak_memory(self._device) / 2**30
+                memory = f" Memory: {peak:.2g} GiB in this stage." if peak else ""
+                self._say(f"This run will take about {duration(self._left)} more{self._where}.{memory}")
 
     @property
     def _where(self) -> str:
@@ -156,9 +156,13 @@ def running(counts: Mapping[str, int], target: Shape) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory, in bytes, that tensors took on a GPU, or the whole process on the CPU."""
+    """The most memory, in bytes, that tensors took on a GPU, or the whole process on the CPU; 0 where nothing tells."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource  # which Windows lacks
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
