@@ -121,7 +121,7 @@ def counted(given: argparse.Namespace, folder: Path) -> dict[str, float]:
     """The FLOPs of a step, relative to one of all layers."""
     chosen = config(given)
     dimensions = chosen.model.build(30_000, given.length)
-    method = chosen.make_method(dimensions)
+    method = chosen.make_method()
     costs = {size: flops(dimensions, method.drawn(size, 0, 999), **chosen.step_load).total for size in given.layers}
     return {str(size): cost / costs[max(given.layers)] for size, cost in costs.items()}
 

@@ -11,7 +11,6 @@ from evidence.queue import QUEUE, read_queue
 from raptr.comparison.record import read_rows
 from raptr.comparison.spec import FULL, REDUCED
 from raptr.comparison.table import Row, finals
-from raptr.models.contract import ModelConfig
 from raptr.report.statistics import Mean
 from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
 from raptr.train.config import Config
@@ -122,7 +121,7 @@ def _older(configs: Mapping[str, Config]) -> bool:
 def _alike(config: Config, full: Config) -> bool:
     """Whether an entry differs from full training in nothing but its method, its steps and its learning rate."""
     same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay) == full.optimizer
-    return same and config.train.precision == full.train.precision and _dimensions(config) == _dimensions(full)
+    return same and config.train.precision == full.train.precision and config.dimensions == full.dimensions
 
 
 def _config(record: Mapping[str, Any], label: str) -> Config:
@@ -130,11 +129,7 @@ def _config(record: Mapping[str, Any], label: str) -> Config:
 
 
 def _place(config: Config) -> Place:
-    return place_of(config, _dimensions(config))
-
-
-def _dimensions(config: Config) -> ModelConfig:
-    return config.model.build(config.data.vocabulary, config.data.length)
+    return place_of(config)
 
 
 def _difference(mean: Mean | None) -> Difference:

@@ -205,7 +205,7 @@ def schedules(name: str) -> dict[str, Method]:
     """The methods of a comparison of the queue, by label."""
     (item,) = [item for item in queue.read_queue() if item.name == name]
     entries = read_comparison(item.spec(None)).entries
-    return {e.label: e.config.make_method(e.config.model.build(8192, e.config.data.length)) for e in entries}
+    return {e.label: e.config.make_method() for e in entries}
 
 
 def average(method: Method) -> float:
@@ -237,7 +237,7 @@ def test_the_law_is_tested_on_the_size_that_is_kept_back(monkeypatch: pytest.Mon
     monkeypatch.chdir(ROOT)
     (item,) = [item for item in queue.read_queue() if item.name == "kept-back-8x384"]
     full = read_comparison(item.spec(None)).entries[0].config
-    place = place_of(full, full.model.build(8192, full.data.length))
+    place = place_of(full)
     assert item.held
     assert (place.layers, place.width) == law.KEPT_BACK
     assert place.tokens_per_weight == pytest.approx(law.KEPT_BACK_LENGTH, abs=0.05)

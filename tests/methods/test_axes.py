@@ -110,9 +110,7 @@ def test_all_axes_have_the_same_stages() -> None:
     with pytest.raises(ValueError, match=r"parts is '1-4'.* 3 stages"):
         config({"size": "base"}, schedule="6-9-12", parts="1-4")
     for step in range(0, 120, 7):
-        method = config({"size": "base"}, schedule="6-9-12", heads="6-9-12", parts="1-2-4").make_method(
-            config({"size": "base"}).model.build(1000, 16)
-        )
+        method = config({"size": "base"}, schedule="6-9-12", heads="6-9-12", parts="1-2-4").make_method()
         phase = method.phases()[method.phase_index(step)]
         counts = {"size": 12, "heads": 12, "parts": 4, **method.subnetwork(step).counts}
         assert counts == {"size": phase.size, "heads": phase.heads, "parts": phase.parts}

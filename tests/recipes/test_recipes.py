@@ -12,9 +12,8 @@ from raptr.train.plan import plan
 
 def test_bert_large_spends_the_layer_flops_of_the_papers_625k_steps_of_full_training() -> None:
     config = Config.read(RECIPES["bert-large"]())
-    dimensions = config.model.build(config.data.vocabulary, config.data.length)
-    method = config.make_method(dimensions)
-    planned = plan(method, dimensions, sequences=config.train.batch, length=config.data.length, targets=19)
+    cost = {"sequences": config.train.batch, "length": config.data.length, "targets": 19}
+    planned = plan(config.make_method(), config.dimensions, **cost)
     assert planned.relative_layers * config.train.steps == pytest.approx(625_000)
     assert config.train.steps == 1_000_000
 
@@ -50,7 +49,7 @@ def test_decoders_start_with_their_familys_weights_and_have_the_size_of_their_na
     """Weights in layers and token matrix, by which such models are called."""
     for name, about in (("decoder-100m", 110e6), ("decoder-1.6b", 1.65e9)):
         config = Config.read(RECIPES[name]())
-        dimensions = config.model.build(config.data.vocabulary, config.data.length)
+        dimensions = config.dimensions
         assert (dimensions.init, config.data.length, config.data.vocabulary) == ("fan-in", 512, 32_768)
         layers = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
         assert layers + dimensions.width * dimensions.vocabulary == pytest.approx(about, rel=0.03)

@@ -282,7 +282,7 @@ def test_parts_are_scaled_as_the_last_step_scaled_them(store: TokenStore, tmp_pa
     pretrain(config, tmp_path / "run", until=3, console=QUIET)
     folder = study_stability(tmp_path / "run", tmp_path, batches=2, device="cpu", console=QUIET)
     result = json.loads((folder / "result.json").read_text())
-    method = config.make_method(config.model.build(store.vocabulary.size, LENGTH))
+    method = config.make_method()
     assert isinstance(method, PLD)
     scales = tuple(0.0 if layer == 2 else 1 / p for layer, p in enumerate(method.keep(2)))
     found = checkpoint.load_latest(tmp_path / "run" / "checkpoints")

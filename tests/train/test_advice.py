@@ -227,7 +227,7 @@ def test_a_comparison_names_its_methods_and_gets_no_advice(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoken, full = {"pretrain": StringIO(), "compare": StringIO()}, config(store, {"name": "full"})
-    here = advice.place_of(full, full.model.build(full.data.vocabulary, full.data.length))
+    here = advice.place_of(full)
     monkeypatch.setattr(advice, "table", lambda: (row(DOUBLING, -0.05, place=here),))
     pretrain(full, tmp_path / "run", console=Console(file=spoken["pretrain"], width=400))
     settings = {key: value for key, value in full.mapping().items() if key not in ("method", "objective")}

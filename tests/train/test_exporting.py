@@ -249,12 +249,12 @@ def test_spread_takes_the_first_the_last_and_even_gaps() -> None:
 
 def test_scales_that_no_stock_model_has(store: TokenStore) -> None:
     config = settings(store, {"name": "raptr", "schedule": "3-6"})
-    method = config.make_method(config.model.build(600, LENGTH))
+    method = config.make_method()
     assert judged(method, STEPS) == Subnetwork.full(LAYERS)
     with pytest.raises(ValueError, match=r"2 of 8 steps.* raptr .*0\.25"):
         judged(method, 2)
     config = settings(store, {"name": "raptr", "scaled": "branches", "schedule": "3-6"})
-    assert judged(config.make_method(config.model.build(600, LENGTH)), 2).scales[1] == 0.25
+    assert judged(config.make_method(), 2).scales[1] == 0.25
 
 
 def test_refusals(run: Path, store: TokenStore, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def before_growth(chosen: Config, store: TokenStore, run: Path) -> Trainer:
 def check_cost(chosen: Config, run: Path, store: TokenStore) -> None:
     """A finished run cost what was planned, and ended full."""
     dimensions = chosen.model.build(store.vocabulary.size, chosen.data.length)
-    made = chosen.make_method(dimensions)
+    made = chosen.make_method()
     cost: dict[str, Any] = {"sequences": 4, "length": 24, "targets": chosen.objective.targets(24)}
     last, planned = records(run)[-1], planned_flops(dimensions, made, **cost)
     assert (last["flops"], last["flops_layers"]) == pytest.approx((planned.total, planned.layers), rel=1e-12)

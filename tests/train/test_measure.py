@@ -69,7 +69,7 @@ def test_every_method_takes_as_long_as_its_steps(
     assert clock.batches == {batch}
     assert (measured.timed_batch, measured.batch) == (batch, 16)
     dimensions = chosen.model.build(600, 16)
-    phases = chosen.make_method(dimensions).phases()
+    phases = chosen.make_method().phases()
     assert [stage.steps for stage in measured.stages] == [phase.stop - phase.start for phase in phases]
     for stage, phase in zip(measured.stages, phases, strict=True):
         cost = expected_flops(dimensions, phase, sequences=16, length=16, targets=chosen.objective.targets(16)).total

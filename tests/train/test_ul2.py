@@ -233,7 +233,7 @@ def test_recipes_have_micro_batches_of_whole_cycles(name: str, targets: float) -
 )
 def test_the_papers_variants_cost_twenty_layers_and_decay_in_the_last_stage(sets: tuple[str, ...], last: int) -> None:
     chosen = resolve("ul2-1.6b", None, {}, sets)
-    method = chosen.make_method(chosen.model.build(chosen.data.vocabulary, chosen.data.length))
+    method = chosen.make_method()
     phases = method.phases()
     assert sum((phase.stop - phase.start) * phase.size for phase in phases) / method.steps == pytest.approx(
         20, abs=1e-3

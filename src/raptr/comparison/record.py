@@ -194,7 +194,7 @@ def budget(comparison: Comparison) -> str:
 def _size(run: Finished, unique: int) -> dict[str, Any]:
     """How large the run's model was, and how much text it saw."""
     config = Config.read(run.config)
-    model = config.model.build(config.data.vocabulary, config.data.length)
+    model = config.dimensions
     weights = model.layers * model.layer_weights(model.shape.heads, model.shape.parts)
     tokens = run.outcome.steps * config.train.batch * config.data.length
     return {

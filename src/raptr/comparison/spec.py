@@ -240,7 +240,7 @@ def cost(config: Config, vocabulary: int, steps: int) -> float:
     dimensions = config.model.build(vocabulary, config.data.length)
     # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
     plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
-    method = at(plain, steps=steps).make_method(dimensions)
+    method = at(plain, steps=steps).make_method()
     return planned_flops(dimensions, method, **config.step_load).total
 
 

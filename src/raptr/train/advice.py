@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raptr.methods import METHODS
-from raptr.models.contract import ModelConfig
 from raptr.settings import check_choice, listed, read
 from raptr.subnetworks.schedule import Schedule, parse_sizes
 
@@ -162,17 +161,18 @@ def check(config: "Config") -> None:
         )
 
 
-def decided(config: "Config", dimensions: ModelConfig) -> Mapping[str, Any]:
+def decided(config: "Config") -> Mapping[str, Any]:
     """The method of a configuration and its settings, chosen where that says `auto`."""
     if config.method["name"] != AUTO:
         return config.method
-    found = best(place_of(config, dimensions), table())
-    settings = None if found is None else found.settings(dimensions.layers, config.train.steps)
+    found = best(place_of(config), table())
+    settings = None if found is None else found.settings(config.dimensions.layers, config.train.steps)
     return settings or {"name": "full"}
 
 
-def place_of(config: "Config", dimensions: ModelConfig) -> Place:
+def place_of(config: "Config") -> Place:
     """What the choice for a run depends on."""
+    dimensions = config.dimensions
     weights = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
     tokens = config.train.steps * config.train.batch * config.data.length
     size = dimensions.init, dimensions.layers, dimensions.width

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,8 +196,7 @@ class Config:
         isolate = self.data.isolate_documents
         self.objective.check(self.data.length, self.train.batch, self.train.accumulate, isolate=isolate)
         self.optimizer.check_steps(self.train.steps)
-        dimensions = self.model.build(self.data.vocabulary, self.data.length)
-        method = self.make_method(dimensions)
+        method = self.make_method()
         if self.model.start is not None and method.shape(0) != method.target:
             raise ValueError(
                 f"method.name is {method.name!r} with model.start; only methods that do not grow the model are allowed"
@@ -204,8 +204,8 @@ class Config:
         if self.train.execution == "gather" and self.train.recompute:
             raise ValueError("train.execution is 'gather' with train.recompute; auto and skip are allowed")
         for size in self.train.eval_sizes:
-            if not 1 <= size <= dimensions.layers:
-                raise ValueError(f"train.eval_sizes has {size}; 1 to {dimensions.layers} layers are allowed")
+            if not 1 <= size <= method.target.layers:
+                raise ValueError(f"train.eval_sizes has {size}; 1 to {method.target.layers} layers are allowed")
         for axis in narrowed(method):
             if self.optimizer.name == "muon":
                 raise ValueError(
@@ -249,10 +249,9 @@ class Config:
 
     def mapping(self) -> dict[str, Any]:
         """The configuration as nested plain mappings, complete with defaults and the model's dimensions."""
-        dimensions = self.model.build(self.data.vocabulary, self.data.length)
-        method = self.make_method(dimensions)
+        method = self.make_method()
         return {
-            "model": self.model.mapping(dimensions),
+            "model": self.model.mapping(self.dimensions),
             "method": {"name": method.name, **{key: listed(value) for key, value in method.settings().items()}},
             "data": self.data.mapping(),
             "objective": {key: value for key, value in asdict(self.objective).items() if value is not None},
@@ -304,10 +303,10 @@ class Config:
         isolate = self.data.isolate_documents
         self.objective.check(self.data.length, settings.batch, settings.accumulate, isolate=isolate, processes=count)
 
-    @property
-    def dropout(self) -> float:
-        """How much is dropped at random in training."""
-        return self.model.build(self.data.vocabulary, self.data.length).dropout
+    @cached_property
+    def dimensions(self) -> ModelConfig:
+        """The model's dimensions; prepared text may have another vocabulary, which no method depends on."""
+        return self.model.build(self.data.vocabulary, self.data.length)
 
     def following(self, begun: "Config") -> "Config":
         """The same, `auto` replaced by the method, the device and the precision that a run began with."""
@@ -323,9 +322,9 @@ class Config:
         """What happens to idle parameters: as given, or as the method needs."""
         return self.optimizer.idle or needed(method)
 
-    def make_method(self, dimensions: ModelConfig) -> Method:
-        """The training method for a model of these dimensions."""
-        method = advice.decided(self, dimensions)
+    def make_method(self) -> Method:
+        """The training method, chosen where `method` says `auto`."""
+        method, dimensions = advice.decided(self), self.dimensions
         settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
             if key in settings:

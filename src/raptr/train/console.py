@@ -57,9 +57,8 @@ def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
 
 def advised(config: Config) -> list[str]:
     """What `auto` chose or what was measured to be better, and that the learning rate falls before the last stage."""
-    dimensions = config.model.build(config.data.vocabulary, config.data.length)
-    place, steps = advice.place_of(config, dimensions), config.train.steps
-    found, method = advice.best(place, advice.table()), config.make_method(dimensions)
+    place, steps = advice.place_of(config), config.train.steps
+    found, method = advice.best(place, advice.table()), config.make_method()
     lines = []
     if config.method["name"] == AUTO:
         lines = _choice(config, place, found)

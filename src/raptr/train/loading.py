@@ -32,7 +32,7 @@ def load_model(run: Path, step: int | None = None) -> Loaded:
         raise ValueError(f"run is {str(run)!r}, which has no checkpoint. Train it first.")
     _check_tokenizer(folder.tokenizer, found)
     dimensions = config.model.build(read_vocabulary(folder.tokenizer).size, config.data.length)
-    method = config.make_method(dimensions)
+    method = config.make_method()
     model = dimensions.resized(found.shape(method.target)).build(config.train.seed)
     found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
     return Loaded(model, config, method, found)

@@ -152,7 +152,7 @@ class Trainer:
         config.check_processes(processes.size, sharded=processes.sharded)
         settings, length = config.train, config.data.length
         self.dimensions = config.model.build(store.vocabulary.size, length)
-        self.method: Method = config.make_method(self.dimensions)
+        self.method: Method = config.make_method()
         self.policy = config.idle(self.method)
         self.objective: Objective = config.objective.make(store.vocabulary)
         window, isolate = self.objective.window(length), config.data.isolate_documents

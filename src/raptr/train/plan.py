@@ -53,7 +53,7 @@ class Plan:
 def plan_run(config: "Config") -> Plan:
     """What a run of this configuration costs."""
     dimensions = config.model.build(config.vocabulary_size(), config.data.length)
-    return plan(config.make_method(dimensions), dimensions, **config.step_load)
+    return plan(config.make_method(), dimensions, **config.step_load)
 
 
 def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: float) -> Plan:

@@ -168,7 +168,7 @@ class RunFolder:
             check_data(self.path, starts[-1].get("data", start["data"]), start["data"])
         count = start["processes"]
         before = starts[-1].get("processes", 1) if starts else count
-        if config.dropout and before != count:
+        if config.dimensions.dropout and before != count:
             raise ValueError(
                 f"the run in {str(self.path)!r} was trained by {before} processes, and now there are {count}; with "
                 "model.dropout their number cannot change, since each draws what it drops"

@@ -53,7 +53,7 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
             raise ValueError(f"--target-flops is {target:g} with method.{key}, which it chooses. Give one of them.")
     if not 0 < target < 1:
         raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
-    shape = config.model.build(config.data.vocabulary, config.data.length).shape
+    shape = config.dimensions.shape
     depth_only = config.optimizer.name == "muon" or config.optimizer.idle == "skip"  # refused with other axes
     allowed = ["depth"] if depth_only else list(AXES)
     met, missed = [], []
