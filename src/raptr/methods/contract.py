@@ -141,6 +141,18 @@ def check_unit(name: str, value: float) -> None:
         raise ValueError(f"{name} is {value!r}; a number from 0 to 1 is allowed")
 
 
+def check_rate(name: str, rate: float | None, average: float | None, least: float, layers: int) -> None:
+    """Refuse a rate at which layers are dropped, or the `average` that it is solved from; both cannot be given."""
+    if rate is not None:
+        check_unit(name, rate)
+        if average is not None:
+            raise ValueError(f"{name} and average are both given; one of them is allowed")
+    elif average is not None:
+        check_unit("average", average)
+        if average < least:
+            raise ValueError(f"average is {average!r}; with {layers} layers {least:.3f} to 1 is allowed")
+
+
 def check_end(name: str, schedule: Schedule) -> None:
     """Refuse a schedule whose last stage is not the full model."""
     last = schedule.stages[-1].size

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, SupportsIndex, final
 
-from raptr.methods.contract import Method, Phase, check_unit
+from raptr.methods.contract import Method, Phase, check_rate, check_unit
 from raptr.methods.stochastic_depth import Profile
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
@@ -41,15 +41,7 @@ class LayerDropout(Method):
             raise ValueError(
                 f"recovery is {self.recovery!r}, less than one of {self.steps} steps; at least one is allowed"
             )
-        if self.drop is not None:
-            check_unit("drop", self.drop)
-            if self.average is not None:
-                raise ValueError("drop and average are both given; one of them is allowed")
-        if self.average is not None:
-            check_unit("average", self.average)
-            least = 1 - self._per_drop
-            if not least <= self.average <= 1:
-                raise ValueError(f"average is {self.average!r}; here {least:.3f} to 1 is allowed")
+        check_rate("drop", self.drop, self.average, 1 - self._per_drop, self.target.layers)
 
     @cached_property
     def recovery_start(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, SupportsIndex, final
 
-from raptr.methods.contract import Method, Phase, check_unit
+from raptr.methods.contract import Method, Phase, check_rate
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.sampling import tossed
 from raptr.subnetworks.scaling import inverse
@@ -38,17 +38,7 @@ class PLD(Method):
         super().__post_init__()
         if not (isinstance(self.gamma, int | float) and 0 < self.gamma < math.inf):
             raise ValueError(f"gamma is {self.gamma!r}; a number above 0 is allowed")
-        if self.theta is not None:
-            check_unit("theta", self.theta)
-            if self.average is not None:
-                raise ValueError("theta and average are both given; one of them is allowed")
-        if self.average is not None:
-            check_unit("average", self.average)
-            least = 1 - self._per_theta
-            if not least <= self.average <= 1:
-                raise ValueError(
-                    f"average is {self.average!r}; with {self.target.layers} layers {least:.3f} to 1 is allowed"
-                )
+        check_rate("theta", self.theta, self.average, 1 - self._per_theta, self.target.layers)
 
     @cached_property
     def final_theta(self) -> float:
