@@ -323,16 +323,11 @@ def _parts(routed: Routed, subnetwork: Subnetwork) -> dict[int, Part]:
     if not _axes(subnetwork):
         return {}
     like = next(routed.model.parameters())
-    wide = torch.promote_types(like.dtype, torch.float32)
-    factors: dict[Axis, float] = {"heads": subnetwork.head_scale, "parts": subnetwork.part_scale}
-    scales = {
-        axis: None if factor == 1 else torch.full((), factor, dtype=wide, device=like.device)
-        for axis, factor in factors.items()
-    }
     parts: dict[int, Part] = {}
-    inputs = unpack(pack(subnetwork).to(like.device), signature(subnetwork))
+    inputs = unpack(pack(subnetwork, like.dtype).to(like.device), signature(subnetwork))
     for layer, given in zip(subnetwork.kept, inputs, strict=True):
         index: dict[Axis, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
+        scales: dict[Axis, Tensor | None] = {"heads": given.head_scale, "parts": given.part_scale}
         parts[layer] = Part(original(routed.blocks[layer]), routed.anatomies[layer], index, scales)
     return parts
 
