@@ -34,7 +34,7 @@ def test_one_process_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes.from_first(lambda: "made") == "made"
     assert not processes.any(False)
     tensor = torch.ones(2)
-    assert processes.sum(tensor) is processes.mean(tensor) is tensor
+    assert processes.mean(tensor) is tensor
     with pytest.raises(KeyError), processes.together():
         raise KeyError
 

@@ -84,15 +84,13 @@ class Processes:
         """The same with a group of their own for control messages, for what another thread does."""
         return self if self.control is None else replace(self, control=_control(self.timeout))
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of everybody's tensor, on its device."""
-        if self.control is not None:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor)
-        return tensor
-
     def mean(self, tensor: Tensor) -> Tensor:
-        return tensor if self.control is None else self.sum(tensor) / self.size
+        """The mean of everybody's tensor, on its device."""
+        if self.control is None:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total / self.size
 
     def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
         """Replace tensors of one precision by their means over the processes, added up in it or in `reduce`."""
@@ -149,16 +147,14 @@ class Processes:
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What the first process makes, for all."""
-        made: list[T] = []
+        made: list[T | None] = [None]
         with self.together():
             if self.first:
-                made.append(make())
+                made = [make()]
         if self.control is not None:
-            values: list[T | None] = [made[0] if self.first else None]
             with named(self):
-                dist.broadcast_object_list(values, src=0, group=self.control)
-            return made[0] if self.first else values[0]  # type: ignore[return-value]
-        return made[0]
+                dist.broadcast_object_list(made, src=0, group=self.control)
+        return made[0]  # type: ignore[return-value]
 
     def first_before_others(self, make: Callable[[], T]) -> T:
         """What everybody makes, the first process before the others: they find what it has left on the disk."""
