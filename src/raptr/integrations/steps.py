@@ -38,11 +38,9 @@ from raptr.methods import METHODS, Method, make_method
 from raptr.methods.axes import narrowed
 from raptr.methods.growing import Growing
 from raptr.models.attach import Routed, attach, running
-from raptr.models.narrowing import Axis
 from raptr.subnetworks import Subnetwork
+from raptr.subnetworks.value import WIDTHS
 from raptr.train.idle import Policy, needed
-
-AXES: tuple[Axis, ...] = ("heads", "parts")
 
 
 @final
@@ -236,7 +234,7 @@ def stepwise(
     MLPs are cut into; `compile` compiles each of the blocks.
     """
     routed = attach(model, blocks, mlp_parts=mlp_parts)
-    for axis in AXES:
+    for axis in WIDTHS:
         if settings.get(axis) is not None:
             routed.need(axis, f"{axis} is {settings[axis]!r}")
     shape = routed.shape

@@ -13,9 +13,9 @@ from raptr.methods.contract import Method
 from raptr.settings import nearest
 from raptr.subnetworks import Schedule
 from raptr.subnetworks.schedule import parse_sizes
+from raptr.subnetworks.value import WIDTHS, Width
 
 AXES = {"depth": "schedule", "heads": "heads", "mlp": "parts"}  # the name on the command line: the method's setting
-WIDTHS = ("heads", "parts")  # the axes within a layer
 
 
 def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
@@ -37,13 +37,13 @@ def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
     return {setting: settings.get(setting) for setting in AXES.values()}
 
 
-def narrowed(method: Method) -> list[str]:
+def narrowed(method: Method) -> list[Width]:
     """The axes, heads and parts, along which only a part of the model runs in some stage."""
     stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
     return [axis for axis in WIDTHS if any(getattr(phase, axis) < getattr(shape, axis) for phase, shape in stages)]
 
 
-def widened(method: Method) -> list[str]:
+def widened(method: Method) -> list[Width]:
     """The axes, heads and parts, along which the method adds to tensors that there are."""
     shapes = [method.shape(phase.start) for phase in method.phases()]
     return [axis for axis in WIDTHS if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]

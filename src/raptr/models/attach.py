@@ -59,8 +59,8 @@ from raptr.models.blockcalls import (
 )
 from raptr.models.blocklists import BlockList, Blocks, Key, find_lists
 from raptr.models.inputs import pack, signature, unpack
-from raptr.models.narrowing import Anatomy, Axis, Part, anatomies, only_depth
-from raptr.subnetworks.value import Kept, Shape, Subnetwork
+from raptr.models.narrowing import Anatomy, Part, anatomies, only_depth
+from raptr.subnetworks.value import Kept, Shape, Subnetwork, Width
 
 
 @final
@@ -76,7 +76,7 @@ class Routed:
         # Whether a block was called since `running` was entered.
         self.called = False
         # The layers whose heads or MLP parts were found to give what they should.
-        self._checked: set[tuple[Axis, int]] = set()
+        self._checked: set[tuple[Width, int]] = set()
 
     @property
     def path(self) -> str:
@@ -116,7 +116,7 @@ class Routed:
             total += whole.flops(heads, parts, length) / whole.flops(whole.heads, whole.parts, length)
         return total
 
-    def need(self, axis: Axis, problem: str) -> None:
+    def need(self, axis: Width, problem: str) -> None:
         """Refuse an axis along which the blocks cannot run in part."""
         if not self.anatomies:
             raise only_depth(problem, [original(block) for block in self.blocks], axis)
@@ -326,15 +326,15 @@ def _parts(routed: Routed, subnetwork: Subnetwork) -> dict[int, Part]:
     parts: dict[int, Part] = {}
     inputs = unpack(pack(subnetwork, like.dtype).to(like.device), signature(subnetwork))
     for layer, given in zip(subnetwork.kept, inputs, strict=True):
-        index: dict[Axis, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
-        scales: dict[Axis, Tensor | None] = {"heads": given.head_scale, "parts": given.part_scale}
+        index: dict[Width, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
+        scales: dict[Width, Tensor | None] = {"heads": given.head_scale, "parts": given.part_scale}
         parts[layer] = Part(original(routed.blocks[layer]), routed.anatomies[layer], index, scales)
     return parts
 
 
-def _axes(subnetwork: Subnetwork) -> dict[Axis, Kept | None]:
+def _axes(subnetwork: Subnetwork) -> dict[Width, Kept | None]:
     """The axes besides depth on which a subnetwork is not the whole."""
-    axes: dict[Axis, tuple[Kept | None, float]] = {
+    axes: dict[Width, tuple[Kept | None, float]] = {
         "heads": (subnetwork.heads, subnetwork.head_scale),
         "parts": (subnetwork.parts, subnetwork.part_scale),
     }

@@ -10,19 +10,20 @@ keys and values, or before its activation, a unit gives zeros); one that is cut 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from raptr.models.inputs import BlockInputs
+from raptr.subnetworks.value import Width
 
 
 @dataclass(frozen=True)
 class Cut:
     """Where a tensor has an axis of heads or MLP parts."""
 
-    axis: Literal["heads", "parts"]
+    axis: Width
     dim: int
     before: int = 1
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from raptr.models.inputs import scaled
 from raptr.models.layout import Cut, Layout, chosen
+from raptr.subnetworks.value import Width
 
-Axis = Literal["heads", "parts"]
 # The maps into the axis, and the one out of it; the first of an attention's are the queries, the keys, the values.
 Names = tuple[tuple[str, ...], str]
 ATTENTION: tuple[Names, ...] = (
@@ -58,11 +58,11 @@ class Anatomy:
     heads: int
     parts: int
     layout: Layout
-    weights: Mapping[Axis, int]
+    weights: Mapping[Width, int]
     queries: int
     mlp: int
 
-    def units(self, axis: Axis) -> int:
+    def units(self, axis: Width) -> int:
         """How many heads or parts there are."""
         return self.heads if axis == "heads" else self.parts
 
@@ -99,11 +99,11 @@ class Part:
         self,
         block: nn.Module,
         anatomy: Anatomy,
-        index: Mapping[Axis, Tensor | None],
-        scales: Mapping[Axis, Tensor | None],
+        index: Mapping[Width, Tensor | None],
+        scales: Mapping[Width, Tensor | None],
     ) -> None:
         self._block, self._anatomy, self._index = block, anatomy, index
-        self._slices: dict[Axis, dict[str, nn.Module]] = {"heads": {}, "parts": {}}
+        self._slices: dict[Width, dict[str, nn.Module]] = {"heads": {}, "parts": {}}
         for path, cut in anatomy.layout.items():
             linear, kept, scale = block.get_submodule(path), index[cut.axis], scales[cut.axis]
             assert isinstance(linear, nn.Linear)
@@ -122,16 +122,16 @@ class Part:
                 vars(block)[CHECKPOINT] = recompute
 
     @property
-    def axes(self) -> set[Axis]:
+    def axes(self) -> set[Width]:
         """The axes along which not all units run."""
         return {axis for axis, index in self._index.items() if index is not None}
 
-    def check(self, call: Callable[[], Any]) -> Axis | None:
+    def check(self, call: Callable[[], Any]) -> Width | None:
         """An axis along which the block cannot run in part, if there is one; `call` calls the block.
 
         What the kept units give to the map behind them must be what they give when all of them run.
         """
-        outputs: dict[Axis, str] = {cut.axis: path for path, cut in self._anatomy.layout.items() if cut.dim == 1}
+        outputs: dict[Width, str] = {cut.axis: path for path, cut in self._anatomy.layout.items() if cut.dim == 1}
         with _evaluating(self._block):
             whole = {axis: self._entering(path, call) for axis, path in outputs.items()}
             for axis, path in outputs.items():
@@ -192,7 +192,7 @@ def _anatomy(block: nn.Module) -> Anatomy | None:
     attentions, mlps = _matches(block, ATTENTION), _matches(block, MLP)
     if len(attentions) != 1 or len(mlps) != 1:
         return None
-    axes: dict[Axis, dict[str, nn.Linear]] = {"heads": attentions[0], "parts": mlps[0]}
+    axes: dict[Width, dict[str, nn.Linear]] = {"heads": attentions[0], "parts": mlps[0]}
     query, key, value, out = attentions[0].values()
     *into, down = mlps[0].values()
     inside = block.get_submodule(next(iter(attentions[0])).rpartition(".")[0])  # the module that has the queries

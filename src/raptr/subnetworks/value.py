@@ -11,6 +11,8 @@ from typing import Literal
 
 Scaled = Literal["layer", "branches"]
 Kept = tuple[tuple[int, ...], ...]
+Width = Literal["heads", "parts"]  # the axes within a layer
+WIDTHS: tuple[Width, ...] = ("heads", "parts")
 
 
 @dataclass(frozen=True)

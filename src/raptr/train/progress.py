@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from raptr.methods.axes import WIDTHS
 from raptr.subnetworks import Shape, Subnetwork
+from raptr.subnetworks.value import WIDTHS
 from raptr.train.flops import Flops
 
 WIDE = 110  # columns that a terminal needs for the bar beside the text
@@ -145,8 +145,8 @@ def ran(subnetwork: Subnetwork, shape: Shape, target: Shape) -> dict[str, int]:
 
     A model that is to grow, of this shape, may run all that it has.
     """
-    lacking = {axis: getattr(shape, axis) for axis in WIDTHS if getattr(shape, axis) < getattr(target, axis)}
-    return {"size": subnetwork.size, **lacking, **subnetwork.counts}
+    lacking = [axis for axis in WIDTHS if getattr(shape, axis) < getattr(target, axis)]
+    return {"size": subnetwork.size, **{axis: getattr(shape, axis) for axis in lacking}, **subnetwork.counts}
 
 
 def running(counts: Mapping[str, int], target: Shape) -> str:
