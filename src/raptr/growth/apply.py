@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raptr.distributed.sharding import is_sharded, laid_out, local, part, whole
+from raptr.distributed.sharding import is_sharded, laid_out, part, rows, whole
 from raptr.growth.plan import Growth, Units
 from raptr.models.layout import Cut, by_unit
 from raptr.models.model import Model, cut_of
@@ -73,7 +73,7 @@ def _place(source: Tensor, into: Tensor, widening: _Widening | None) -> None:
     source, grown = whole(source), whole(into)
     by_unit(grown, cut, len(widening.units)).index_copy_(cut.dim + 1, places, by_unit(source, cut, len(places)))
     if is_sharded(into):
-        local(into)[0].copy_(part(grown, into))
+        rows(into).copy_(part(grown, into))
 
 
 def _kept(tensor: Tensor, source: Tensor, weight: Tensor, widening: _Widening | None) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from raptr.distributed.sharding import is_sharded, local, part, whole
+from raptr.distributed.sharding import is_sharded, part, rows, whole
 
 FACTORED = 128  # the least number of rows and columns of a matrix whose second moments are factored
 POWER = 0.8
@@ -66,7 +66,7 @@ class Adafactor(Optimizer):
                     averages = [state[kind] for kind in ("square", "row", "column") if kind in state]
                     self._update(p, g, averages, group["lr"], state["step"].item() ** -POWER)
                     if is_sharded(parameter):
-                        local(parameter)[0].copy_(part(moved, parameter))
+                        rows(parameter).copy_(part(moved, parameter))
 
 
 def _initial(p: Tensor, least: int) -> dict[str, Tensor]:

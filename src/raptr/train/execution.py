@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raptr.data.batch import Batch, refill
 from raptr.distributed.processes import Processes
-from raptr.distributed.sharding import is_sharded, local, part, shard
+from raptr.distributed.sharding import is_sharded, part, rows, shard
 from raptr.models.contract import ModelConfig
 from raptr.models.inputs import BlockInputs, Inputs, Packed, Signature, pack, signature, unpack
 from raptr.models.model import Model
@@ -81,7 +81,7 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
     load(whole)
     with torch.no_grad():
         for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
-            local(mine)[0].copy_(part(other, mine))
+            rows(mine).copy_(part(other, mine))
 
 
 def make_execution(

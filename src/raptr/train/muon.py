@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from raptr.distributed.sharding import local, part, whole
+from raptr.distributed.sharding import part, rows, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -65,10 +65,10 @@ class Muon(Optimizer):
                 update = parameter.grad.lerp(average, momentum)  # Nesterov's
                 update_PAB = whole(update).bfloat16().reshape(parts, -1, parameter.shape[1])
                 updates.setdefault(update_PAB.shape, []).append((parameter, update_PAB))
-        for (_, rows, columns), same in updates.items():
-            scale = RMS * math.sqrt(max(rows, columns))
+        for shape, same in updates.items():
+            scale = RMS * math.sqrt(max(shape[1:]))
             for (parameter, _), update_PAB in zip(same, orthogonal([u for _, u in same]), strict=True):
-                mine, step = local(parameter)[0], part(update_PAB.reshape(parameter.shape), parameter)
+                mine, step = rows(parameter), part(update_PAB.reshape(parameter.shape), parameter)
                 mine.mul_(1 - rate * group["weight_decay"])
                 mine.sub_(step, alpha=rate * scale)
 
