@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,12 +138,12 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
     whole = plan.rows[-1]
     narrow = {
-        f"{name}\nof {attrgetter(axis)(whole)}": attrgetter(axis)
+        axis: f"{name}\nof {getattr(whole, axis)}"
         for axis, name in (("heads", "heads"), ("parts", "MLP"))
-        if any(attrgetter(axis)(row) != attrgetter(axis)(whole) for row in plan.rows)
+        if any(getattr(row, axis) != getattr(whole, axis) for row in plan.rows)
     }
     share = [] if narrow else ["share"]  # there is no room for all in 80 columns
-    for column in ("stage", "steps", *share, "size", "keep", *narrow, "layers'\nFLOPs", "model's\nFLOPs"):
+    for column in ("stage", "steps", *share, "size", "keep", *narrow.values(), "layers'\nFLOPs", "model's\nFLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in plan.rows:
         table.add_row(
@@ -153,7 +152,7 @@ def plan_table(plan: Plan) -> Table:
             *(f"{(row.stop - row.start) / plan.steps:.1%}" for _ in share),
             f"{row.size:.2f}".removesuffix(".00"),
             _keep(row.keep),
-            *(str(count(row)) for count in narrow.values()),
+            *(str(getattr(row, axis)) for axis in narrow),
             f"{row.layers_flops:.3f}",
             f"{row.model_flops:.3f}",
         )

@@ -164,7 +164,7 @@ class Trainer:
         self.settings_text = str(config.mapping())
         self.writer = Writer(processes, beside=settings.async_checkpoints)
         self.finite = FiniteCheck(device, folder.checkpoints)
-        self.readout: Readout[dict[str, Any]] = Readout(device)
+        self.readout = Readout(device)
 
     def build(self, shape: Shape) -> None:
         """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
@@ -275,7 +275,7 @@ class Trainer:
         assert self.eval_loss is not None
         bar.evaluated(self.eval_loss, ended=ended)
 
-    def log(self, readings: Iterable[Reading[dict[str, Any]]], bar: TrainingBar) -> None:
+    def log(self, readings: Iterable[Reading], bar: TrainingBar) -> None:
         """Record what was read back from the device."""
         for reading in readings:
             loss, norm, bad = reading.numbers

@@ -7,17 +7,18 @@ own, up to the moment when the step was done; evaluations and checkpoints are le
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-Note = TypeVar("Note")
+Note = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading(Generic[Note]):
+class Reading:
     """What was noted when the reading was taken, the numbers, and the training seconds until then."""
 
     note: Note
@@ -26,7 +27,7 @@ class Reading(Generic[Note]):
 
 
 @final
-class Readout(Generic[Note]):
+class Readout:
     """A stopwatch with readings; it runs between `start` and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +42,7 @@ class Readout(Generic[Note]):
         assert not self._pending
         self._started = _Moment(self._gpu)
 
-    def take(self, note: Note, *numbers: Tensor) -> list[Reading[Note]]:
+    def take(self, note: Note, *numbers: Tensor) -> list[Reading]:
         """Read these numbers; returns the readings that are there by now: on a GPU, those taken before."""
         stacked = torch.stack([number.detach().double() for number in numbers])
         if self._gpu:
@@ -50,7 +51,7 @@ class Readout(Generic[Note]):
         self._pending.append((note, stacked, _Moment(self._gpu)))
         return self._read(1 if self._gpu else 0)
 
-    def stop(self) -> list[Reading[Note]]:
+    def stop(self) -> list[Reading]:
         """Wait for the device and stop counting; returns the readings not returned yet."""
         assert self._started is not None
         readings, end = self._read(0), _Moment(self._gpu)
@@ -58,7 +59,7 @@ class Readout(Generic[Note]):
         self._started = None
         return readings
 
-    def _read(self, leave: int) -> list[Reading[Note]]:
+    def _read(self, leave: int) -> list[Reading]:
         assert self._started is not None
         readings = []
         while len(self._pending) > leave:
