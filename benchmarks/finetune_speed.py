@@ -27,7 +27,8 @@ from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForSequen
 from raptr.evaluation.coding import Coded, coded
 from raptr.evaluation.joined import join
 from raptr.evaluation.stepping import WARM_UP, Steps, on_stream
-from raptr.train.run import environment, find_device
+from raptr.train.config import find_device
+from raptr.train.run import environment
 
 BATCH, LENGTH, EXAMPLES = 32, 64, 4096
 BYTES = 30  # that the optimizer moves for a weight in a step

@@ -21,7 +21,7 @@ from raptr.evaluation.jobs import LOCK, Judged
 from raptr.evaluation.reading import TaskData
 from raptr.evaluation.tuning import Job, NotJoinedError, Tuning
 from raptr.files import locked
-from raptr.train.run import find_device
+from raptr.train.config import find_device
 from raptr.train.safety import StopRequest
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."

@@ -23,7 +23,8 @@ from rich.progress import Progress
 
 from raptr.files import made, refuse_strange, write_text
 from raptr.settings import refuse_changed
-from raptr.train.run import environment, find_device
+from raptr.train.config import find_device
+from raptr.train.run import environment
 
 RESULT = "result.json"
 MOST_SEEDS = 1000  # more is a slip

@@ -32,6 +32,7 @@ Form = Literal["auto", DecidedForm]
 NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
 MOST = 2**31  # more is a slip, and would overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
+DEVICES = ("auto", "cpu", "cuda")
 BUILTIN = "builtin"  # data.source: the Python standard library's text
 ROUNDING = ("train.device", "train.precision")  # a resume changes them only where they are given
 
@@ -101,8 +102,7 @@ class TrainSettings:
             raise ValueError(
                 f"train.accumulate is {self.accumulate}; a divisor of train.batch, {self.batch}, is allowed"
             )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"train.device is {self.device!r}; allowed: auto, cpu, cuda")
+        check_choice("train.device", self.device, DEVICES)
         check_choice("train.tracker", self.tracker, TRACKERS)
 
     @property
@@ -130,9 +130,7 @@ class TrainSettings:
 
     def resolve_device(self) -> torch.device:
         """The device to run on: a GPU if there is one, unless said otherwise."""
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("train.device is cuda, but no GPU was found. Use cpu.")
-        device = torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
+        device = find_device(self.device, setting="train.device")
         if self.half(device) and not _has_bfloat16(device):
             raise ValueError(f"train.precision is {self.precision}, which this GPU cannot compute in. Use float32.")
         return device
@@ -339,6 +337,15 @@ class Config:
             seed=self.train.seed,
             **settings,
         )
+
+
+def find_device(name: str, *, setting: str = "--device") -> torch.device:
+    """The device of this name, which `setting` has; `auto` is a GPU if there is one."""
+    check_choice(setting, name, DEVICES)
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise ValueError(f"{setting} is cuda, but no GPU was found. Use auto or cpu.")
+    return torch.device("cuda" if found and name != "cpu" else "cpu")
 
 
 def _has_bfloat16(device: torch.device) -> bool:

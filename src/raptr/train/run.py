@@ -230,16 +230,6 @@ def check_data(run: Path, before: str, now: str) -> None:
         )
 
 
-def find_device(name: str) -> torch.device:
-    """The device that --device names."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device is {name!r}; allowed: auto, cpu, cuda")
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ValueError("--device is cuda, but no GPU was found. Use auto or cpu.")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
-
-
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware, to stand beside every number the run gives.
 

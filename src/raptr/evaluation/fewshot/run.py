@@ -26,7 +26,8 @@ from raptr.evaluation.noting import note_scores
 from raptr.files import locked, new_file, refuse_strange, sha256_of
 from raptr.report.plots import save
 from raptr.settings import refuse_changed
-from raptr.train.run import environment, find_device
+from raptr.train.config import find_device
+from raptr.train.run import environment
 from raptr.train.safety import StopRequest
 
 NAME = "fewshot"
