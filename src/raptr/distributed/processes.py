@@ -112,7 +112,7 @@ class Processes:
         if self.control is None:
             return [value]
         values: list[T | None] = [None] * self.size
-        with named(self):
+        with explained(self):
             dist.all_gather_object(values, value, group=self.control)
         return values  # type: ignore[return-value]
 
@@ -123,7 +123,7 @@ class Processes:
         named_digests = digests()
         mine = torch.tensor([*map(_number, named_digests.values()), int(flag())])
         theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        with named(self):
+        with explained(self):
             work = dist.all_gather(theirs, mine, group=self.control, async_op=True)
         return Agreement(self, flag, work, list(named_digests), theirs)
 
@@ -136,7 +136,7 @@ class Processes:
         except Exception as error:
             failure = error
         if self.control is not None:
-            with named(self):
+            with explained(self):
                 dist.monitored_barrier(self.control, PATIENCE)
         failed = self.gather(None if failure is None else str(failure))
         if failure is not None:
@@ -152,7 +152,7 @@ class Processes:
             if self.first:
                 made = [make()]
         if self.control is not None:
-            with named(self):
+            with explained(self):
                 dist.broadcast_object_list(made, src=0, group=self.control)
         return made[0]  # type: ignore[return-value]
 
@@ -197,7 +197,7 @@ class Agreement:
         """Wait for it: whether any process raised its flag; an error where they do not agree."""
         if self.work is None:
             return self.flag()
-        with named(self.processes):
+        with explained(self.processes):
             self.work.wait()
         rows = [row.tolist() for row in self.theirs]
         for column, name in enumerate(self.names):
@@ -237,8 +237,8 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
 
 
 @contextmanager
-def named(processes: Processes) -> Iterator[None]:
-    """Turn a lost connection into a sentence."""
+def explained(processes: Processes) -> Iterator[None]:
+    """Raise `Lost`, saying what to do, where the connection to another process broke."""
     try:
         yield
     except RuntimeError as error:

@@ -37,7 +37,8 @@ class InPlace:
 
     def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer]) -> None:
         self._routed, self._optimizers = routed, optimizers
-        self._starts = range(0, routed.layers, method.target.layers)  # of the lists, for a method that grows
+        self._depth = method.target.layers  # of each list of blocks, for a method that grows
+        self._firsts = range(0, routed.layers, self._depth)  # the first block of each
         stages = [(phase.start, method.shape(phase.start)) for phase in method.phases()]
         self.growths: dict[int, Growth] = {
             start: method.growth(old, new) for (_, old), (start, new) in pairwise(stages) if old != new
@@ -47,8 +48,8 @@ class InPlace:
 
     def placed(self, subnetwork: Subnetwork) -> Subnetwork:
         """A subnetwork of the method's model as one of all blocks: in each list those above its layers are bypassed."""
-        above = self._starts.step - subnetwork.layers
-        return replace(subnetwork, scales=(subnetwork.scales + (0.0,) * above) * len(self._starts))
+        above = self._depth - subnetwork.layers
+        return replace(subnetwork, scales=(subnetwork.scales + (0.0,) * above) * len(self._firsts))
 
     def grow(self, first: int, step: int) -> None:
         """Make the growths of all stages that begin in the steps from `first` to `step`."""
@@ -59,7 +60,7 @@ class InPlace:
     def trained_before(self) -> list[int]:
         """The layers that a growth will overwrite, and that were loaded or made by an earlier growth."""
         made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
-        layers = [start + layer for start in self._starts for layer in sorted(made)]
+        layers = [first + layer for first in self._firsts for layer in sorted(made)]
         return [layer for layer in layers if any({LOADED, GROWN} & {*vars(t)} for t in self._tensors(layer).values())]
 
     def _apply(self, plan: Growth) -> None:
@@ -69,9 +70,9 @@ class InPlace:
         # No layer comes from one above it, so from the top down each is read before it is overwritten.
         for layer, source in reversed(list(enumerate(plan.sources))):
             if source != layer:
-                for start in self._starts:
+                for first in self._firsts:
                     kept = plan.moments == "copy" or layer not in plan.new
-                    self._copy(start + source, start + layer, kept)
+                    self._copy(first + source, first + layer, kept)
 
     def _copy(self, source: int, layer: int, kept: bool) -> None:
         """Copy a block's tensors to another, and what the optimizer knows about them where it is kept."""
@@ -117,9 +118,9 @@ class InPlace:
                     f"method {method.name} adds heads or MLP parts, which only `raptr pretrain` can do. Leave out the "
                     "settings heads and parts."
                 )
-            for start in self._starts:
+            for first in self._firsts:
                 for layer, source in enumerate(plan.sources):
-                    self._check_alike(method, start + layer, start + source)
+                    self._check_alike(method, first + layer, first + source)
         self._check_optimizers(method)
 
     def _check_alike(self, method: Method, layer: int, source: int) -> None:

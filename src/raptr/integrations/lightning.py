@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import LIGHTNING, require
-from raptr.integrations.steps import Steps, go_on, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
+from raptr.integrations.steps import Steps, drops_layers, go_on, idle_policy, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.lightning", "lightning", LIGHTNING)
@@ -81,7 +81,7 @@ class SubnetworkCallback(Callback):
             )
         self.steps = stepwise(pl_module, steps=steps, optimizer=trainer.optimizers, **self._made)
         self._policy = idle_policy(self.steps, self._idle)
-        if partial(self.steps.method):
+        if drops_layers(self.steps.method):
             _check_ddp(trainer)
         if trainer.is_global_zero:
             warn_of_scales(self.steps.method)

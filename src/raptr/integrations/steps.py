@@ -333,7 +333,7 @@ def idle_policy(steps: Steps, given: Policy | None) -> Policy:
     return given or ("zero" if steps.inplace.growths and sharded else needed(method))
 
 
-def partial(method: Method) -> bool:
+def drops_layers(method: Method) -> bool:
     """Whether the method ever leaves out a layer."""
     return any(phase.size < method.target.layers for phase in method.phases())
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from raptr.extras import TRAINER, require
-from raptr.integrations.steps import Steps, go_on, idle_policy, partial, stepwise, warn_of_missing, warn_of_scales
+from raptr.integrations.steps import Steps, drops_layers, go_on, idle_policy, stepwise, warn_of_missing, warn_of_scales
 from raptr.train.idle import Policy, idle
 
 require("raptr.integrations.transformers", "trainer", TRAINER)
@@ -84,7 +84,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         _check_launch(args, model)
         self.steps = stepwise(model, steps=state.max_steps, optimizer=objects["optimizer"], **self._made)
         self._policy = idle_policy(self.steps, self._idle)
-        if partial(self.steps.method):
+        if drops_layers(self.steps.method):
             _check_ddp(args, model)
         # The trainer fails to save where a checkpoint that was made without this callback has no entry for it.
         callbacks: Any = state.stateful_callbacks

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from raptr import files
-from raptr.distributed.processes import ALONE, Processes, named
+from raptr.distributed.processes import ALONE, Processes, explained
 from raptr.distributed.sharding import is_sharded
 from raptr.settings import read
 from raptr.subnetworks import Shape
@@ -216,7 +216,7 @@ def _write(partial: Path, tensors: Mapping[str, Tensor], state: str, processes: 
     # Safetensors refuses strided views; the copy is of those only.
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-    with _one_process(), named(processes):
+    with _one_process(), explained(processes):
         group = processes.control
         state_dict_saver.save(plain, storage_writer=writer, process_group=group, no_dist=group is None)
     mine: dict[str, dict[str, int | str]] = {}

@@ -33,7 +33,7 @@ from torch import Tensor
 from raptr.data import EvalData, TokenStore, TrainData
 from raptr.data.batch import Batch
 from raptr.data.store import TOKENIZER
-from raptr.distributed.processes import ALONE, Agreement, Processes, joined, named
+from raptr.distributed.processes import ALONE, Agreement, Processes, explained, joined
 from raptr.distributed.sharding import reduce_now, reduce_rest
 from raptr.growth.apply import grow
 from raptr.hashing import bits
@@ -217,7 +217,7 @@ class Trainer:
             device=self.device,
             step=self.step,
         )
-        with bar, named(self.processes), self.writer:
+        with bar, explained(self.processes), self.writer:
             stopping = self.agree(stop).settle()
             if self.step == 0:
                 self.judge(bar)
