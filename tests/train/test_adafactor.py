@@ -86,7 +86,7 @@ def test_the_compiled_update_is_the_same_and_compiled_once(
     for compiled in (False, True):
         torch.manual_seed(0)
         parameter = nn.Parameter(torch.randn(shape[0] * shape[1], *shape[2:]))
-        groups = [{"params": [parameter], "parts": shape[0]}]
+        groups = [{"params": [parameter], "maps": shape[0]}]
         optimizer = Adafactor(groups, lr=0.1, factored=4, compiled=compiled)
         for step in range(12):
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
@@ -104,8 +104,8 @@ def test_a_gpu_makes_the_steps_of_a_cpu(shape: tuple[int, ...]) -> None:
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         parameter = nn.Parameter(torch.randn(shape).to(device))
-        parts = 3 if shape[0] % 3 == 0 else 1
-        optimizer = Adafactor([{"params": [parameter], "parts": parts}], lr=0.1, compiled=device == "cuda")
+        maps = 3 if shape[0] % 3 == 0 else 1
+        optimizer = Adafactor([{"params": [parameter], "maps": maps}], lr=0.1, compiled=device == "cuda")
         train(optimizer, parameter, [gradient.to(device) for gradient in gradients])
         results.append([tensor.cpu() for tensor in (parameter.detach(), *optimizer.state[parameter].values())])
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
@@ -149,7 +149,7 @@ def test_a_fused_parameter_is_that_many_of_its_own(shape: tuple[int, ...]) -> No
     start = torch.randn(shape) * torch.logspace(0, 3, 3).repeat_interleave(4).view(-1, *[1] * (len(shape) - 1))
     gradients = [torch.randn(shape) * (1 + step) for step in range(20)]
     fused = nn.Parameter(start.clone())
-    whole = Adafactor([{"params": [fused], "parts": 3}], lr=0.1, factored=4)
+    whole = Adafactor([{"params": [fused], "maps": 3}], lr=0.1, factored=4)
     train(whole, fused, gradients)
     for part in range(3):
         alone = nn.Parameter(start.chunk(3)[part].clone())

@@ -1,11 +1,11 @@
 """How the tensors of a block are laid out in heads and MLP parts: the one table that each family has.
 
-A tensor that has an axis of heads or MLP parts has it inside one of its dimensions: that dimension is `before` blocks
-of `units` units of some rows each. The queries, keys and values of one matrix are three such blocks. A tensor that is
+A tensor that has an axis of heads or MLP parts has it inside one of its dimensions: that dimension is `maps` maps,
+each of `units` units of some rows. The queries, keys and values of one matrix are three such maps. A tensor that is
 cut in dimension 0 makes the units of what enters the layer (and is what a gate multiplies: with zeros for its queries,
 keys and values, or before its activation, a unit gives zeros); one that is cut in dimension 1 reads them.
 
-    {"qkv.weight": Cut("heads", dim=0, before=3), "attention_out.weight": Cut("heads", dim=1), ...}
+    {"qkv.weight": Cut("heads", dim=0, maps=3), "attention_out.weight": Cut("heads", dim=1), ...}
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Cut:
 
     axis: Width
     dim: int
-    before: int = 1
+    maps: int = 1
 
 
 Layout = Mapping[str, Cut]  # by the name of the block's parameter; those that are not in it have no such axis
@@ -68,9 +68,9 @@ def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:
 
 
 def by_unit(tensor: Tensor, cut: Cut, units: int) -> Tensor:
-    """A view whose dimension `cut.dim` is three: blocks, units, and the rows of a unit."""
+    """A view whose dimension `cut.dim` is three: maps, units, and the rows of a unit."""
     before, after = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
-    return tensor.view(*before, cut.before, units, -1, *after)
+    return tensor.view(*before, cut.maps, units, -1, *after)
 
 
 class _Picked(torch.autograd.Function):
@@ -101,5 +101,5 @@ def _spread(picked: Tensor, index: Tensor, units: int, dim: int) -> Tensor:
 
 
 def split(tensor: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-    """The blocks of the cut dimension: of a fused matrix, its matrices."""
-    return tensor.chunk(cut.before, cut.dim)
+    """The maps of the cut dimension: of a fused matrix, its matrices."""
+    return tensor.chunk(cut.maps, cut.dim)

@@ -100,7 +100,7 @@ def cut_of(model: Model, name: str) -> Cut | None:
 def fused_maps(model: nn.Module, name: str) -> int:
     """How many maps of one size the parameter of this name holds, one after the other in its first dimension."""
     cut = cut_of(model, name) if isinstance(model, Model) else None
-    return cut.before if cut is not None and cut.dim == 0 else 1
+    return cut.maps if cut is not None and cut.dim == 0 else 1
 
 
 def at_targets(x_BSD: Tensor, positions_BM: Tensor | None) -> Tensor:

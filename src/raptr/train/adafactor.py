@@ -40,7 +40,7 @@ LEAST_SCALE = 1e-3  # of a weight: those that begin at zero could not leave it o
 
 @final
 class Adafactor(Optimizer):
-    """A group's `parts` is the number of equal maps that each of its parameters holds in its first dimension.
+    """A group's `maps` is the number of equal maps that each of its parameters holds in its first dimension.
 
     With `compiled`, the update is: on a GPU each of its operations would be a pass over memory.
     """
@@ -48,7 +48,7 @@ class Adafactor(Optimizer):
     def __init__(
         self, groups: Iterable[dict[str, Any]], lr: float, *, factored: int = FACTORED, compiled: bool = False
     ) -> None:
-        super().__init__(groups, {"lr": lr, "parts": 1, "factored": factored})
+        super().__init__(groups, {"lr": lr, "maps": 1, "factored": factored})
         self._update = compiled_update() if compiled else update
 
     @torch.no_grad()
@@ -57,7 +57,7 @@ class Adafactor(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    cut = (group["parts"], -1, *parameter.shape[1:])
+                    cut = (group["maps"], -1, *parameter.shape[1:])
                     moved, g = whole(parameter), whole(parameter.grad).reshape(cut)
                     p, state = moved.view(cut), self.state[parameter]
                     if not state:

@@ -3,7 +3,7 @@
 A matrix moves along its averaged gradient, with all singular values brought near 1 by five Newton-Schulz steps in
 bfloat16; the algorithm and its constants are those of `torch.optim.Muon`, which a test compares. What differs:
 
-- The parts of a fused matrix (query, key and value) are orthogonalised one by one, as in a model that has them apart.
+- The maps of a fused matrix (query, key and value) are orthogonalised one by one, as in a model that has them apart.
 - All matrices of one shape are one batch: a product of its own for each is too little work for a GPU.
 
 The update is scaled by 0.2·√(the larger dimension), which gives it the RMS of AdamW's (Liu et al. 2025,
@@ -34,7 +34,7 @@ RMS = 0.2  # of AdamW's updates, nearly
 
 @final
 class Muon(Optimizer):
-    """Groups with `parts` are Muon's: each of their parameters holds so many matrices, one below the other.
+    """Groups with `maps` are Muon's: each of their parameters holds this many matrices, one below the other.
 
     The other groups are those of `others`. All are in one list with one state, so that nobody else has to know.
     """
@@ -47,14 +47,14 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            if "parts" in group:
+            if "maps" in group:
                 self._step_matrices(group)
-        self._others.param_groups = [group for group in self.param_groups if "parts" not in group]
+        self._others.param_groups = [group for group in self.param_groups if "maps" not in group]
         self._others.state = self.state
         self._others.step()
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
-        rate, parts, momentum = group["lr"], group["parts"], group["momentum"]
+        rate, maps, momentum = group["lr"], group["maps"], group["momentum"]
         updates: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -63,12 +63,12 @@ class Muon(Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
                 update = parameter.grad.lerp(average, momentum)  # Nesterov's
-                update_PAB = whole(update).bfloat16().reshape(parts, -1, parameter.shape[1])
-                updates.setdefault(update_PAB.shape, []).append((parameter, update_PAB))
+                update_MAB = whole(update).bfloat16().reshape(maps, -1, parameter.shape[1])
+                updates.setdefault(update_MAB.shape, []).append((parameter, update_MAB))
         for shape, same in updates.items():
             scale = RMS * math.sqrt(max(shape[1:]))
-            for (parameter, _), update_PAB in zip(same, orthogonal([u for _, u in same]), strict=True):
-                mine, step = rows(parameter), part(update_PAB.reshape(parameter.shape), parameter)
+            for (parameter, _), update_MAB in zip(same, orthogonal([u for _, u in same]), strict=True):
+                mine, step = rows(parameter), part(update_MAB.reshape(parameter.shape), parameter)
                 mine.mul_(1 - rate * group["weight_decay"])
                 mine.sub_(step, alpha=rate * scale)
 

@@ -121,8 +121,8 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: b
     `compiled` is for Adafactor; AdamW has a fused kernel on a GPU anyway.
     """
     if settings.name == "adafactor":
-        parts = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
-        return Adafactor(part_groups(model, parts), lr=settings.peak, compiled=compiled)
+        maps = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
+        return Adafactor(map_groups(model, maps), lr=settings.peak, compiled=compiled)
     matrices = {name: fused_maps(model, name) for name in layer_matrices(model)} if settings.name == "muon" else {}
     adamw = AdamW(
         decay_groups(model, settings.weight_decay, without=matrices),
@@ -134,7 +134,7 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: b
     if settings.name == "adamw":
         return adamw
     own = {"lr": settings.peak, "weight_decay": settings.weight_decay, "momentum": settings.momentum}
-    return Muon([{**group, **own} for group in part_groups(model, matrices)], adamw)
+    return Muon([{**group, **own} for group in map_groups(model, matrices)], adamw)
 
 
 def decay_groups(model: nn.Module, weight_decay: float, without: Container[str] = ()) -> list[dict[str, Any]]:
@@ -147,12 +147,12 @@ def decay_groups(model: nn.Module, weight_decay: float, without: Container[str] 
     ]
 
 
-def part_groups(model: nn.Module, parts: Mapping[str, int]) -> list[dict[str, Any]]:
+def map_groups(model: nn.Module, maps: Mapping[str, int]) -> list[dict[str, Any]]:
     """A group of the named parameters for each number of maps that a parameter holds."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if name in parts]
+    named = [(name, parameter) for name, parameter in model.named_parameters() if name in maps]
     return [
-        {"params": [parameter for name, parameter in named if parts[name] == count], "parts": count}
-        for count in sorted(set(parts.values()))
+        {"params": [parameter for name, parameter in named if maps[name] == count], "maps": count}
+        for count in sorted(set(maps.values()))
     ]
 
 

@@ -26,8 +26,8 @@ from raptr.models.model import Model, at_targets
 
 EPSILON = 1e-5
 LAYOUT: Layout = {
-    "qkv.weight": Cut("heads", dim=0, before=3),
-    "qkv.bias": Cut("heads", dim=0, before=3),
+    "qkv.weight": Cut("heads", dim=0, maps=3),
+    "qkv.bias": Cut("heads", dim=0, maps=3),
     "attention_out.weight": Cut("heads", dim=1),
     "mlp_in.weight": Cut("parts", dim=0),
     "mlp_in.bias": Cut("parts", dim=0),

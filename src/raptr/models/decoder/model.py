@@ -64,7 +64,7 @@ class Block(nn.Module):
 
     def attended(self, qkv: Tensor, context: Context) -> Tensor:
         """The heads' outputs side by side, in the order of the queries."""
-        blocks = self.layout["qkv.weight"].before
+        blocks = self.layout["qkv.weight"].maps
         qkv = qkv.view(*qkv.shape[:2], blocks, -1, self.head_size)  # (B, S, R + 2, G, K)
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         q_BHSK = rotated(q.permute(0, 3, 2, 1, 4), context).flatten(1, 2)  # the heads of a group side by side
@@ -164,9 +164,9 @@ def layout(config: DecoderConfig) -> Layout:
     """How a block's matrices are laid out in groups of heads and MLP parts."""
     queries = config.heads // config.groups
     return {
-        "qkv.weight": Cut("heads", dim=0, before=queries + 2),
-        "attention_out.weight": Cut("heads", dim=1, before=queries),
-        "mlp_in.weight": Cut("parts", dim=0, before=2),
+        "qkv.weight": Cut("heads", dim=0, maps=queries + 2),
+        "attention_out.weight": Cut("heads", dim=1, maps=queries),
+        "mlp_in.weight": Cut("parts", dim=0, maps=2),
         "mlp_out.weight": Cut("parts", dim=1),
     }
 
