@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 from raptr.growth.plan import Growth, Moments
 from raptr.methods.contract import Method, Phase, check_end, random_part
 from raptr.subnetworks import Schedule, Shape, Subnetwork
-from raptr.subnetworks.schedule import Lengths, Stage
+from raptr.subnetworks.schedule import Lengths, Stage, recommended_sizes
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Growing(Method):
 
     def default(self) -> str:
         """The sizes unless others are given: those recommended for RaPTr."""
-        return Schedule.recommended(self.target.layers, max(self.steps, 4)).text
+        return recommended_sizes(self.target.layers)
 
     def default_average(self) -> float | None:
         """The mean size to which the lengths are fitted if nothing about the schedule is given; None: equal stages."""

@@ -29,7 +29,7 @@ from raptr.subnetworks.sampling import (
     keep_probabilities,
 )
 from raptr.subnetworks.scaling import Scaling, scales
-from raptr.subnetworks.schedule import Fixed, Lengths
+from raptr.subnetworks.schedule import Fixed, Lengths, recommended_sizes
 from raptr.subnetworks.value import Scaled
 
 
@@ -77,7 +77,7 @@ class RaPTr(Method):
             return ready
         if ready is None:
             whole = whole_depth(layers, self.heads, self.parts)
-            ready = Schedule.recommended(layers, max(self.steps, 4)).text if whole is None else whole
+            ready = recommended_sizes(layers) if whole is None else whole
         return Schedule.parse(
             ready,
             layers=layers,

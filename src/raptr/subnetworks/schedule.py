@@ -125,10 +125,7 @@ class Schedule:
     @classmethod
     def recommended(cls, layers: int, steps: int) -> "Schedule":
         """The paper's advice: 4 equal stages of L/2, 2L/3, 5L/6 and L layers (halves round up)."""
-        _whole("layers", layers, 1)
-        smallest = min(2, layers)  # the first and the last layer are fixed
-        sizes = [max(smallest, (2 * (3 + i) * layers + 6) // 12) for i in range(4)]
-        return cls.parse("-".join(map(str, sizes)), layers=layers, steps=steps)
+        return cls.parse(recommended_sizes(layers), layers=layers, steps=steps)
 
     def check_model(self, layers: int, steps: int) -> None:
         """Refuse a model, or a length of training, that the schedule is not made for."""
@@ -181,6 +178,13 @@ def checked_step(step: SupportsIndex, last: int) -> int:
     if not 0 <= number <= last:
         raise ValueError(f"step is {number}; 0 to {last} are allowed")
     return number
+
+
+def recommended_sizes(layers: int) -> str:
+    """The sizes of `Schedule.recommended`."""
+    _whole("layers", layers, 1)
+    smallest = min(2, layers)  # the first and the last layer are fixed
+    return "-".join(str(max(smallest, (2 * (3 + i) * layers + 6) // 12)) for i in range(4))
 
 
 def parse_sizes(text: str, name: str = "schedule") -> tuple[int, ...]:
