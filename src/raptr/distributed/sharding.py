@@ -3,7 +3,7 @@ gathered nor reduced.
 
 One engine serves all: on a mesh (N, 1) the weights are whole everywhere and gradients are all-reduced (ddp), on (N,)
 both are in N shards (fsdp), on (R, S) in S shards, R times (hsdp). All processes must run the same layers in the same
-order: `fully_shard` would otherwise add up gradients of different layers without a word.
+order: `fully_shard` would otherwise add up gradients of different layers silently.
 
 Between two steps the parameters are `DTensor`s, for growth, checkpoints and optimizers that need whole matrices;
 clipping and AdamW work on this process' rows (`mine`). Inside a forward pass they are plain tensors.
@@ -39,7 +39,10 @@ def shard(
 
 
 def reduce_now(model: nn.Module, now: bool) -> None:
-    """Let the next backward pass all-reduce, or only add up what one after it will; sums over shards never wait."""
+    """Say whether the next backward pass sums gradients over replicas, or leaves that to a later one for all so far.
+
+    Sums over shards are made in every pass.
+    """
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(now)
 

@@ -16,7 +16,7 @@ An encoder-decoder has two lists. `attach(model, ["encoder.block", "decoder.bloc
 of one subnetwork, in this order; nested `running` of one `Routed` per list gives each a subnetwork of its own.
 
 What a block returns (a tensor, or a tuple or list that begins with the hidden states) is learnt from blocks that run,
-and so is what they pass on to the next block beside the hidden states (T5's position bias, for example): a bypassed
+and so is what they pass on to the next block besides the hidden states (T5's position bias, for example): a bypassed
 block passes on what it was given, and a scale leaves it as it is. Where a bypassed block comes before any has run,
 that block runs once, without gradients and with random numbers and buffers put back: one such probe per list and
 combination of call flags.
@@ -30,7 +30,7 @@ A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's defin
 `transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
 needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
 
-Refused, since the result would be wrong without a word: a context in which none of the blocks is called (a copy of the
+Refused, since the result would silently be wrong: a context in which none of the blocks is called (a copy of the
 model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive or read, a list
 of parts of layers (XLM's attentions), a filled key-value cache with anything idle (`generate` needs use_cache=False),
 `nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.

@@ -97,7 +97,7 @@ def _blocks(needed_BTT: Tensor, full_BTT: Tensor, seen: Any, length: int) -> Blo
     `create_block_mask` would look at every pair of positions in every step.
     """
     row_T1, tile_T = _tiles(length, needed_BTT.device)
-    # A block that reaches beyond the sequence is none that is seen whole.
+    # A tile that reaches beyond the sequence is never seen whole.
     full_BTT = full_BTT & ((torch.maximum(row_T1, tile_T) + 1) * BLOCK <= length)
     some, whole = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
     return BlockMask.from_kv_blocks(*some, *whole, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))

@@ -26,7 +26,7 @@ class BlockList:
         self._beside = beside
         # The last layer and the hidden states that it returned, until blocks are seen to get them from each other.
         self._returned: tuple[int, Tensor] | None = None
-        # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of so many entries.
+        # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of this many entries.
         self.returns: dict[Flags, tuple[type[Any], int]] = {}
         # The argument that passes on what a block returned behind the hidden states.
         self._passed: dict[Place, Key] = {}
@@ -104,7 +104,7 @@ class BlockList:
         if value is None and place in self._made:
             raise ValueError(
                 f"running: layer {layer + 1} cannot be bypassed, since it makes what the other blocks at {self.path!r} "
-                "receive beside the hidden states (such as a shared position bias). Keep it in every subnetwork: with "
+                "receive besides the hidden states (such as a shared position bias). Keep it in every subnetwork: with "
                 f"raptr, name {layer + 1} in the setting fixed."
             )
         return value

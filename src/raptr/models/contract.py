@@ -70,10 +70,10 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def layer_weights(self, heads: int, parts: int) -> int:
-        """The weights in the matrices of one layer with so many heads and MLP parts."""
+        """The weights in the matrices of one layer with this many heads and MLP parts."""
 
     def layer_flops(self, heads: int, parts: int, length: int) -> int:
-        """The FLOPs of one layer with so many heads and MLP parts: forward, one sequence, all tokens attend to all."""
+        """The FLOPs of a layer with this many heads and MLP parts: forward, one sequence, all tokens attend to all."""
         attention = 2 * 2 * length * heads * self.head_size
         return length * (2 * self.layer_weights(heads, parts) + attention)
 

@@ -27,7 +27,7 @@ class Exporter:
 
     stock: str  # the name of the stock class
     convert: Callable[[Any, Subnetwork, Vocabulary], PreTrainedModel]  # the layers that run, as a stock model
-    tokenizer: Callable[[Path, int], PreTrainedTokenizerFast]  # a `tokenizer.json`, for so many positions
+    tokenizer: Callable[[Path, int], PreTrainedTokenizerFast]  # a `tokenizer.json`, for this many positions
     dimensions: Callable[[StockFolder], dict[str, Any]]  # settings of `model`; refuses what our network is not
     load: Callable[[Any, StockFolder], None]  # into a model of these dimensions
     task: str  # the name of the pipeline

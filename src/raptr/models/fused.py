@@ -36,9 +36,9 @@ def residual_mlp(
     layer_scale: Tensor | None,
     mlp_scale: Tensor | None,
 ) -> Tensor | None:
-    """A layer from the heads' outputs o on, or None where no kernel fits: with a = project(o),
+    """A layer from the heads' outputs o on; None where no kernel fits.
 
-    x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))); the bias of out is added as it is.
+    It is x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))) with a = project(o); the bias of `out` is not scaled.
     """
     if not _half(x_BSD) or x_BSD.dtype != torch.bfloat16 or x_BSD.shape[-1] > kernels.WIDTH:
         return None

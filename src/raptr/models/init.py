@@ -43,7 +43,7 @@ def initialise(
 ) -> None:
     """Set every parameter of the model to its initial value, in place; one of no known role is an error.
 
-    `outputs` names the modules that write to the residual stream of a model with so many layers; `drawn_as` gives the
+    `outputs` names the modules that write to the residual stream of a model with this many layers; `drawn_as` gives the
     names that key the random numbers of parameters, where those are not their own. A parameter that lies on several
     processes gets the values of the rows that are here; one without memory (`meta`) gets none.
     """
@@ -63,7 +63,7 @@ def initialise(
 
 
 def fan_in(inputs: int, layers: int | None) -> float:
-    """The deviation of a matrix with so many inputs (of an embedding: its width); `layers`: of a residual output."""
+    """The deviation of a matrix with this many inputs (of an embedding: its width); `layers`: of a residual output."""
     return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
 
 

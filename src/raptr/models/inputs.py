@@ -1,4 +1,4 @@
-"""A subnetwork as tensors: what a forward pass is given beside the batch.
+"""A subnetwork as tensors: what a forward pass is given in addition to the batch.
 
 Scales and indices reach a block only as tensors: a compiled block would be compiled anew for each Python
 number. None stands where there is nothing to scale or to choose, so that a full layer is called plainly.

@@ -32,7 +32,7 @@ Layout = Mapping[str, Cut]  # by the name of the block's parameter; those that a
 
 
 class CutBlock(Protocol):
-    """A block whose tensors are laid out in so many heads and MLP parts."""
+    """A block whose tensors are laid out in this many heads and MLP parts."""
 
     heads: int
     parts: int

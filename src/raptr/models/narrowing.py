@@ -67,14 +67,14 @@ class Anatomy:
         return self.heads if axis == "heads" else self.parts
 
     def flops(self, heads: int, parts: int, length: int) -> float:
-        """The FLOPs of a token in the forward pass of so many heads and parts, as `ModelConfig` counts them."""
+        """The FLOPs of a token in the forward pass of this many heads and parts, as `ModelConfig` counts them."""
         attention = 2 * (self.weights["heads"] + 2 * length * self.queries) * heads / self.heads
         return attention + 2 * self.weights["parts"] * parts / self.parts
 
 
 @final
 class _Slice(nn.Module):
-    """Stands in for a linear map: the rows or columns that are kept, the columns scaled; the bias of those is not."""
+    """Replaces a linear map by its kept rows or columns; columns are scaled, the bias that follows them is not."""
 
     def __init__(self, linear: nn.Linear, cut: Cut, units: int, index: Tensor | None, scale: Tensor | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """What each parameter of a model is, by the module that holds it and its name there; its dimension does not matter.
 
 Initial values (`init.py`), weight decay and which optimizer takes a parameter (`train/optimizer.py`) follow from it. A
-parameter that nothing here covers is an error: a guess would train a wrong model without a word.
+parameter that nothing here covers is an error: a guess would silently train a wrong model.
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
 """The special tokens of objectives: BERT's for masked language modelling, and those for decoders.
 
-Masked LM: BERT's. Causal: every document ends with [EOS]. UL2 (Tay et al., 2022): beside these the three mode tokens,
+Masked LM: BERT's. Causal: every document ends with [EOS]. UL2 (Tay et al., 2022): besides these, the three mode tokens,
 for R, S and X denoisers in this order, and the sentinels of T5 (Raffel et al., 2020), of which sequences of 512 tokens
 need 64. A vocabulary for UL2 thus serves causal training too. [PAD] is for those who batch texts of different lengths;
 training needs none.

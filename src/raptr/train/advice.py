@@ -35,7 +35,7 @@ OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one s
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference in held-out loss over so many seeds, and the half-width of its 95% interval."""
+    """A mean difference in held-out loss over some seeds, and the half-width of its 95% interval."""
 
     mean: float
     interval: float | None

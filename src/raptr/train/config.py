@@ -281,12 +281,12 @@ class Config:
 
     @property
     def step_load(self) -> dict[str, Any]:
-        """What an optimizer step reads, as the functions of `flops` take it."""
+        """The keyword arguments that describe a step to `flops` and `plan`."""
         length = self.data.length
         return {"sequences": self.train.batch, "length": length, "targets": self.objective.targets(length)}
 
     def check_processes(self, count: int, *, sharded: bool) -> None:
-        """Refuse a batch that so many processes cannot share evenly, and what weights in shards do not allow."""
+        """Refuse a batch that this many processes cannot share evenly, and what weights in shards do not allow."""
         settings = self.train
         if sharded and settings.execution in ("gather", "shared"):
             raise ValueError(

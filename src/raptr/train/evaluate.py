@@ -96,7 +96,7 @@ def _summary(parts: Sequence["_Part"], objective: Objective, data: EvalData) -> 
 
 
 class _Part(NamedTuple):
-    """The mean loss of a denoiser's targets in a batch, and their number; or of sequences of equally many targets."""
+    """The mean loss over some targets of a batch (all of them, or one denoiser's), and the weight of that mean."""
 
     domain: str
     denoiser: str

@@ -163,7 +163,7 @@ class Shared(Execution):
         loss = forward(batch.to(forward.device), run, forward.model.inputs(subnetwork).blocks)
         loss.backward()  # type: ignore[no-untyped-call]
         for layer in set(range(subnetwork.layers)) - set(subnetwork.kept):
-            blocks[layer].zero_grad()  # zeros; what an idle layer gets is the policy's affair
+            blocks[layer].zero_grad()  # zeros; the idle policy says what becomes of them
         return loss.detach()
 
     def _combined(self, subnetwork: Subnetwork) -> list[dict[str, Tensor]]:

@@ -78,7 +78,7 @@ def exporter_of(config: ModelConfig) -> Exporter:
 
 
 def judged(method: Method, step: int) -> Subnetwork:
-    """The model that evaluation judges after `step` steps, or a sentence where no stock model can hold it."""
+    """The model that evaluation judges after `step` steps; raises ValueError where no stock model can hold it."""
     subnetwork = method.evaluated(step)
     gates = {*(subnetwork.head_gates or ()), *(subnetwork.part_gates or ())} - {1}
     scales = {*subnetwork.scales} - {0, 1} if subnetwork.scaled == "layer" else set()

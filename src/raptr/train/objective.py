@@ -45,7 +45,7 @@ class ObjectiveSettings:
         return total / self.cycle if total % self.cycle else total // self.cycle
 
     def check(self, length: int, batch: int, accumulate: int, *, isolate: bool, processes: int = 1) -> None:
-        """Refuse a mixture that cannot be, micro-batches of broken cycles, and documents apart under a prefix."""
+        """Refuse impossible mixtures, micro-batches of broken cycles, and isolated documents with a prefix objective."""
         if self.mixture is not None:
             self.kind.targets(length, self.mixture)
         if (share := batch // accumulate // processes) % self.cycle:

@@ -8,9 +8,9 @@ step k:
     linear, cosine   from the peak to `floor` of it at the run's end
     inverse-sqrt     peak·√(k / step), which reaches no floor: T5's and UL2's 1/√max(step, k) for a peak of 1/√k
 
-Groups and state are those of any `torch.optim` class. What a class keeps of a parameter, and with which values it
-begins, is its own affair: the state of a parameter exists from its first step on, so a layer that has not run yet has
-none in a checkpoint, and none afterwards.
+Groups and state are those of any `torch.optim` class. Each class decides what it keeps of a parameter, and with which
+values it begins: the state of a parameter exists from its first step on, so a layer that has not run yet has none in a
+checkpoint, and none afterwards.
 """
 
 import math

@@ -41,7 +41,7 @@ from raptr.train.safety import LOCK, locked
 from raptr.train.trackers.contract import Tracker
 from raptr.train.trackers.registry import TRACKERS
 
-# What is written into a run's folder beside config.yaml and environment.json; outcome.json is a comparison's.
+# What is written into a run's folder besides config.yaml and environment.json; outcome.json is a comparison's.
 WRITTEN = re.compile(
     r"metrics\.jsonl|tokenizer(_config)?\.json|outcome\.json|checkpoints|evaluation|report|export(-\d+-layers)?(-step-\d+)?|"
     + "|".join(tracker.folder for tracker in TRACKERS.values())

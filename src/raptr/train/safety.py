@@ -20,7 +20,7 @@ LOCK = ".lock"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-# What torch says of memory, beside torch.OutOfMemoryError.
+# What torch says of memory, besides torch.OutOfMemoryError.
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 

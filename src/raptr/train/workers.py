@@ -29,7 +29,7 @@ PATIENCE = 0.5  # seconds between looks at whether to stop
 
 @final
 class Workers:
-    """A pool of so many processes for a device, for a `with`; at its end they stop what they do and leave."""
+    """A pool of `jobs` processes for a device, for a `with`; at its end they stop what they do and leave."""
 
     def __init__(self, jobs: int, device: torch.device) -> None:
         self._jobs = jobs
@@ -46,9 +46,9 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         if isinstance(error, BrokenProcessPool):
             raise ValueError(
-                f"jobs is {self._jobs}, but one of the processes ended before its time (killed, perhaps for want of "
-                "memory; or jobs came from a script without `if __name__ == '__main__':`); the same command continues, "
-                "with fewer jobs if need be"
+                f"jobs is {self._jobs}, but one of the processes ended before its time (killed, perhaps because "
+                "memory ran out; or jobs came from a script without `if __name__ == '__main__':`); the same command "
+                "continues, with fewer jobs if need be"
             ) from None
 
     def submit(

@@ -62,7 +62,7 @@ class DecoderConfig(ModelConfig):
         return Decoder(self, seed)
 
     def layer_weights(self, heads: int, parts: int) -> int:
-        """The weights in the matrices of one layer with so many groups of heads and MLP parts."""
+        """The weights in the matrices of one layer with this many groups of heads and MLP parts."""
         queries = heads * (self.heads // self.groups) * self.head_size
         return self.width * (2 * queries + 2 * heads * self.head_size + 3 * parts * (self.mlp // self.parts))
 

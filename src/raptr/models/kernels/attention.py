@@ -1,7 +1,7 @@
 """Self-attention of a short sequence in one program per (sequence, head).
 
 Shapes: B batch, S sequence, H heads, K head size, F = 3·H·K. It goes straight from the packed product of queries,
-keys and values and back into one packed gradient: nothing is cut, stacked or kept beside the product itself. It is
+keys and values and back into one packed gradient: nothing is cut, stacked or kept besides the product itself. It is
 handed the bias of that product, which already holds it, for the sake of its gradient (so the product must be made
 with the bias detached).
 """
