@@ -45,7 +45,7 @@ class ObjectiveSettings:
         return total / self.cycle if total % self.cycle else total // self.cycle
 
     def check(self, length: int, batch: int, accumulate: int, *, isolate: bool, processes: int = 1) -> None:
-        """Refuse impossible mixtures, micro-batches of broken cycles, and isolated documents with a prefix objective."""
+        """Refuse impossible mixtures, micro-batches that break cycles, and a prefix objective on isolated documents."""
         if self.mixture is not None:
             self.kind.targets(length, self.mixture)
         if (share := batch // accumulate // processes) % self.cycle:
