@@ -60,7 +60,7 @@ def test_schedules_that_another_setting_refuses_are_left_out(setting: dict[str, 
 def test_a_model_without_a_smaller_schedule_is_told_what_to_do() -> None:
     model = {"layers": 2, "width": 64, "heads": 2}
     given = {"model": model, "optimizer": {"name": "muon"}, "train": {"steps": 3000, "batch": 8, "device": "cpu"}}
-    with pytest.raises(ValueError, match=r"--target-flops is 0\.67, but this model has no smaller.*Use more.*adamw"):
+    with pytest.raises(ValueError, match=r"--target-flops is 0\.67, but this model has no smaller.*Use more.*muon"):
         show_targets(Config.read(given), 0.67, timed=False, as_json=False)
 
 

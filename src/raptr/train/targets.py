@@ -67,10 +67,12 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
             elif costs:
                 missed.append(min(costs, key=lambda found: found.model_flops))
     if not met and not missed:
-        others = " or optimizer.name adamw, which allows schedules of heads and MLP parts too" if depth_only else ""
+        limits = [f"method.{key}" for key in ("fixed", "groups") if config.method.get(key) is not None]
+        if depth_only:
+            limits.append("optimizer.name muon" if config.optimizer.name == "muon" else "optimizer.idle skip")
+        others = f", or leave out {' and '.join(limits)}, with which fewer schedules are allowed" if limits else ""
         raise ValueError(
-            f"--target-flops is {target:g}, but this model has no smaller schedule with these settings. Use more layers"
-            f"{others}; method.fixed and method.groups, where they are given, allow fewer schedules."
+            f"--target-flops is {target:g}, but this model has no smaller schedule. Use more layers{others}."
         )
     return sorted(met, key=lambda found: -found.model_flops), missed
 
