@@ -260,6 +260,15 @@ def test_a_decay_that_begins_before_the_last_stage_is_named(
     assert re.search(said or "", shown)
 
 
+def test_a_model_that_cannot_be_exported_is_named_before_it_is_trained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = ["--set", "model.width=384"]
+    for sizes, said in ((narrow, True), ([*narrow, "--set", "model.head_size=32"], False)):
+        assert call(monkeypatch, "plan", *sizes) == 0
+        assert ("Note: model.head_size is 64 with 12 heads" in capsys.readouterr().out) == said
+
+
 def test_auto_needs_no_settings_and_a_new_model(store: TokenStore) -> None:
     with pytest.raises(ValueError, match=r"auto.*method\.schedule"):
         config(store, {"name": "auto", "schedule": "2-4"})

@@ -81,6 +81,10 @@ class ModelConfig(ABC):
     def head_flops(self, targets: float) -> float:
         """The FLOPs of the head on `targets` positions: forward, one sequence."""
 
+    def unexportable(self) -> str | None:
+        """Why no stock model of `transformers` has these dimensions; None: there is nothing against them."""
+        return None
+
     def exporter(self) -> "Exporter | None":
         """How a model becomes a stock one of `transformers`; None where there is no such class."""
         return None

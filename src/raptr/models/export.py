@@ -35,7 +35,6 @@ class Exporter:
     says: str  # what the model is
     example: str  # Python code that uses it
     note: str = ""  # what else to know
-    fits: Callable[[Any], None] = lambda config: None  # refuses dimensions that no stock model has
     sections: Mapping[str, str] = field(default_factory=dict)  # what else to know after training with an objective
 
 

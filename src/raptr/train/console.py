@@ -55,7 +55,7 @@ def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
 
 
 def advised(config: Config) -> list[str]:
-    """What `auto` chose or what was measured to be better, and that the learning rate falls before the last stage."""
+    """What `auto` chose or what was measured to be better, an early decay, and that there will be no export."""
     place, steps = advice.place_of(config), config.train.steps
     found, method = advice.best(place, advice.table()), config.make_method()
     lines = []
@@ -63,7 +63,8 @@ def advised(config: Config) -> list[str]:
         lines = _choice(config, place, found)
     elif found is not None and found.place.near(place) and config.model.start is None:
         lines = _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
-    return lines + _early_decay(config, method)
+    unexportable = config.dimensions.unexportable()
+    return [*lines, *_early_decay(config, method), *([f"Note: {unexportable}"] if unexportable else [])]
 
 
 def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:

@@ -26,6 +26,14 @@ class BertConfig(ModelConfig):
     def head_flops(self, targets: float) -> float:
         return targets * 2 * self.width * (self.width + self.vocabulary)
 
+    def unexportable(self) -> str | None:
+        if self.heads * self.head_size == self.width:
+            return None
+        return (
+            f"model.head_size is {self.head_size} with {self.heads} heads and width {self.width}. "
+            "In a stock model heads × head_size is the width, so this model cannot be exported."
+        )
+
     def exporter(self) -> "Exporter":
         from raptr.models.bert.export import EXPORTER
 

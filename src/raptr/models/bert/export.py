@@ -38,18 +38,10 @@ BODY = "roberta_prelayernorm"
 TYPES = f"{BODY}.embeddings.token_type_embeddings.weight"
 
 
-def fits(config: BertConfig) -> None:
-    """Refuse dimensions that no stock model has."""
-    if config.heads * config.head_size != config.width:
-        raise ValueError(
-            f"model.head_size is {config.head_size} with {config.heads} heads and width {config.width}. "
-            "In a stock model heads × head_size is the width, so this model cannot be exported."
-        )
-
-
 def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
     """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
-    fits(model.config)
+    if reason := model.config.unexportable():
+        raise ValueError(reason)
     check(model.config, subnetwork, vocabulary)
     vocabulary.ordinary(SPECIALS)
     # The stock class draws initial weights from the global generator, which is the caller's.
@@ -201,7 +193,6 @@ EXPORTER = Exporter(
     tokenizer=stock_tokenizer,
     dimensions=dimensions,
     load=from_transformers,
-    fits=fits,
     task="fill-mask",
     tags=("raptr", "bert"),
     says="An encoder like BERT, trained by raptr to fill in masked tokens.",
