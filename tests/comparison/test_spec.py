@@ -267,7 +267,7 @@ def test_the_comparison_of_all_methods_names_every_method() -> None:
     asked = read_file(Path(__file__).parents[2] / "examples" / "methods.yaml")
     asked["settings"]["data"]["source"] = "builtin"
     comparison = read_comparison(asked)
-    assert comparison.count == 90
+    assert comparison.count == 93
     assert {entry.config.method["name"] for entry in comparison.entries} == set(METHODS)
 
 
