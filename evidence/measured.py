@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evidence.queue import QUEUE, read_queue
+from raptr.comparison.outcomes import FULL, REDUCED
 from raptr.comparison.record import read_rows
-from raptr.comparison.spec import FULL, REDUCED
 from raptr.comparison.table import Row, finals
 from raptr.report.statistics import Mean
 from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ class Item:
 
     def spec(self, data: Path | None) -> dict[str, Any]:
         """The comparison's content with its text at `data`; None: nowhere, to plan without it and without tasks."""
-        given = read_file(self.file)
-        settings = given["settings"]
-        source = None if data is None else str(self.text(data))
-        if data is None:
-            given.pop("evaluate", None)
-        return {**given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
+        settings, source = self.given["settings"], None if data is None else str(self.text(data))
+        spec = {**self.given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
+        return {key: value for key, value in spec.items() if data is not None or key != "evaluate"}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The comparison's file, read once: all items look at each other's."""
+        return read_file(self.file)
 
     def text(self, data: Path) -> Path:
         """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
@@ -45,18 +48,18 @@ class Item:
 
     def ready(self, data: Path) -> bool:
         """Whether its text is there and, where models are judged by tasks, the tasks' folder."""
-        judged = read_file(self.file).get("evaluate", {})
+        judged = self.given.get("evaluate", {})
         return self.text(data).exists() and all(Path(section["data"]).exists() for section in judged.values())
 
     @property
     def judges(self) -> bool:
         """Whether it judges its models by tasks."""
-        return "evaluate" in read_file(self.file)
+        return "evaluate" in self.given
 
     @property
     def source(self) -> str:
         """What the comparison calls its text."""
-        return str(read_file(self.file)["settings"]["data"]["source"])
+        return str(self.given["settings"]["data"]["source"])
 
     def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
         """What to run; runs that other records of the queue have are taken from there."""

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         *("files", "hashing", "settings", "strict_yaml", "subnetworks", "growth"),
         *("data", "distributed", "models", "methods", "objectives", "recipes", "report"),
     },
-    "report": set(),
+    "report": {"files"},
     "recipes": set(),
     "studies": {
         "failures",

@@ -10,13 +10,14 @@ What is written stands beside its place until it is whole, and takes the place b
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 Kind = Literal["partial", "replaced", "removing"]
 
@@ -40,6 +41,11 @@ def write_text(place: Path, text: str) -> None:
     """Write a file as a whole, so that a kill leaves the old or the new one."""
     with new_file(place) as partial:
         partial.write_bytes(text.encode())
+
+
+def write_json(place: Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all."""
+    write_text(place, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager

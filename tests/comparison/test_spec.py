@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from raptr.comparison.outcomes import FULL, REDUCED
 from raptr.comparison.search import wanted
-from raptr.comparison.spec import FULL, REDUCED, Comparison, affordable, cost, read_comparison, read_file
+from raptr.comparison.spec import Comparison, affordable, cost, read_comparison, read_file
 from raptr.methods import METHODS
 
 STEPS = 400

@@ -35,7 +35,7 @@ GRIDS = {FULL: (0.1, 0.2, 0.4), REDUCED: (0.1,), "raptr": (0.2, 0.4)}
 
 
 def table(outcomes: list[Outcome], grids: dict[str, tuple[float, ...]] = GRIDS) -> dict[tuple[str, float], Row]:
-    made = rows(outcomes, grids, full=FULL, reduced=REDUCED, full_flops=100.0)
+    made = rows(outcomes, grids, 100.0)
     return {(row.label, row.peak): row for row in made}
 
 
@@ -126,7 +126,7 @@ def test_the_column_of_reduced_full_is_left_out_where_there_is_none() -> None:
 
 def drawn(outcomes: list[Outcome], grids: dict[str, tuple[float, ...]]) -> Figure:
     made = list(table(outcomes, grids).values())
-    figure = draw(made, outcomes, 100.0, full=FULL, reduced=REDUCED)
+    figure = draw(made, outcomes, 100.0)
     figure.draw_without_rendering()
     return figure
 

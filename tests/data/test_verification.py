@@ -116,10 +116,10 @@ def test_a_memory_that_cannot_be_read_is_none(text: str, copy: TokenStore, read:
 def test_a_folder_that_cannot_be_written_is_read_each_time(
     copy: TokenStore, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(place: Path, text: str) -> None:
+    def refuse(place: Path, value: object) -> None:
         raise PermissionError(place)
 
-    monkeypatch.setattr(verification, "write_text", refuse)
+    monkeypatch.setattr(verification, "write_json", refuse)
     copy.verify()
     copy.verify()
     assert sorted(read) == sorted(2 * files(copy))

@@ -15,8 +15,7 @@ pytest.importorskip("lm_eval", reason="needs the extra eval")
 
 from sklearn.metrics import accuracy_score
 
-from raptr import extras
-from raptr.evaluation import jobs
+from raptr import extras, files
 from raptr.evaluation.fewshot import run as running
 from raptr.evaluation.fewshot.run import fewshot
 from raptr.evaluation.fewshot.suite import FOLDER, TASKS
@@ -110,7 +109,7 @@ def test_fewer_examples_are_the_first_of_the_same_order(
 def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
     untaught: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = jobs.write_json
+    written = files.write_json
 
     def write_and_stop(place: Path, value: Any) -> None:
         written(place, value)

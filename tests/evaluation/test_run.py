@@ -27,7 +27,7 @@ from transformers import (
 
 from raptr import files
 from raptr.data import TokenStore
-from raptr.evaluation import finetuning, jobs
+from raptr.evaluation import finetuning
 from raptr.evaluation.encoder import Encoder, load_encoder, tokenize
 from raptr.evaluation.finetuning import Finetuning, Key, Request
 from raptr.evaluation.grid import MOST
@@ -205,7 +205,7 @@ def test_a_stop_keeps_finished_jobs_and_the_same_command_goes_on(
     bert: Path, little: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned(bert, little, tmp_path / "whole", rates=[RATE], seeds=3)
-    written = jobs.write_json
+    written = files.write_json
 
     def write_and_stop(place: Path, value: Any) -> None:
         written(place, value)

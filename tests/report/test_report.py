@@ -22,7 +22,7 @@ from rich.console import Console
 import raptr.report
 from raptr.report import write_report
 from raptr.report.page import render
-from raptr.report.plots import draw_losses, losses, smooth
+from raptr.report.plots import draw_losses, save, smooth
 from raptr.report.runs import read_run
 from raptr.report.tables import dicts, markdown, rich_table, summary
 from raptr.report.units import FLOP_PREFIXES, counted, duration, short, step_time, time_unit
@@ -516,9 +516,9 @@ def test_many_runs_keep_room_for_the_curves(tmp_path: Path) -> None:
 def test_a_run_without_evaluation_or_without_training_is_drawn(tmp_path: Path) -> None:
     folder = empty_run(tmp_path / "a")
     append(folder, eval_record(0, loss=9.0))
-    losses([read_run(folder)], tmp_path / "start.png")
+    save(draw_losses([read_run(folder)]), tmp_path / "start.png")
     (folder / "metrics.jsonl").write_text(json.dumps(train_record(1, loss=math.nan)) + "\n")
-    losses([read_run(folder)], tmp_path / "train.png")
+    save(draw_losses([read_run(folder)]), tmp_path / "train.png")
     assert (tmp_path / "start.png").stat().st_size > 0
     assert (tmp_path / "train.png").stat().st_size > 0
 
@@ -594,4 +594,4 @@ def test_the_report_imports_neither_training_nor_torch() -> None:
     assert "matplotlib.figure" in imported
     inside = {name for name in imported if name.split(".")[0] in ("raptr", "torch", "") or name == "."}
     assert inside
-    assert all(name.startswith("raptr.report.") for name in inside)
+    assert all(name.startswith(("raptr.report.", "raptr.files")) for name in inside)

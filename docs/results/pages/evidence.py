@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from docs.results.pages.contract import Page, Records, fixed, table
 from evidence.queue import LEAST, QUEUE, Item, read_queue
+from raptr.comparison.outcomes import FULL
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import about_scores, judged, tasks_picture
-from raptr.comparison.spec import FULL
 from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
 
 ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)

@@ -10,6 +10,8 @@ from typing import Any
 from raptr.report.runs import Run, read_run
 
 RUNS = "runs"
+FULL = "full"  # the entries that all others are compared with: full training, at its whole length and at a reduced one
+REDUCED = "full (reduced)"
 OUTCOME = "outcome.json"
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from raptr.comparison.outcomes import Outcome
+from raptr.comparison.outcomes import FULL, REDUCED, Outcome
 from raptr.comparison.table import Row, finals, runs_at
 from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
 
@@ -22,7 +22,7 @@ SPREAD = 2.0  # losses further above the best than this many times the spread of
 Looks = Mapping[str, Mapping[str, Any]]  # the colour and the marker of each entry
 
 
-def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *, full: str, reduced: str) -> Figure:
+def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float) -> Figure:
     """Final losses, one entry below the other, and losses against learning rates, or on the way where there is no grid.
 
     The legend names the entries of the right panel only; the left one names its own.
@@ -35,7 +35,7 @@ def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *
     )
     left, right = figure.subplots(1, 2)
     clean(left)
-    _draw_finals(left, final, looks, (full, reduced))
+    _draw_finals(left, final, looks)
     clean(right)
     right.set_ylabel("held-out loss", color=INK)
     gridded = {label: own for label, own in looks.items() if sum(row.label == label for row in table) > 1}
@@ -49,7 +49,7 @@ def draw(table: Sequence[Row], outcomes: Sequence[Outcome], full_flops: float, *
     return figure
 
 
-def _draw_finals(axes: Axes, final: Sequence[Row], looks: Looks, lines: tuple[str, str]) -> None:
+def _draw_finals(axes: Axes, final: Sequence[Row], looks: Looks) -> None:
     """A point with its 95% interval for each entry, the best on top; full training's two lengths as lines."""
     axes.set_title("held-out loss at each entry's best learning rate", fontsize=10, color=INK)
     axes.set_xlabel("held-out loss; bars are 95% intervals over the seeds", color=INK)
@@ -60,7 +60,7 @@ def _draw_finals(axes: Axes, final: Sequence[Row], looks: Looks, lines: tuple[st
             frame = axes.get_yaxis_transform()
             axes.annotate("diverged", (0.5, place), xycoords=frame, color=own["color"], va="center")
             continue
-        if row.label in lines:
+        if row.label in (FULL, REDUCED):
             axes.axvline(row.loss.mean, color=own["color"], linewidth=1.0, linestyle="--", alpha=0.6, zorder=1)
         axes.errorbar(row.loss.mean, place, xerr=row.loss.interval, markersize=7, capsize=3, gid=row.label, **own)
     axes.set_yticks(range(len(ordered)), [_named(row) for row in ordered], parse_math=False)

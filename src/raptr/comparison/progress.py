@@ -32,7 +32,7 @@ from raptr.comparison.search import wanted
 from raptr.comparison.spec import Comparison, PlannedRun
 from raptr.comparison.table import best_peak
 from raptr.comparison.tasks import has_model, judge
-from raptr.files import write_text
+from raptr.files import write_json, write_text
 from raptr.train.diverged import Diverged
 from raptr.train.exporting import export
 from raptr.train.loop import pretrain
@@ -217,7 +217,7 @@ class Progress:
         runs = [self._finished[key] for key in keys]
         made = assembled(self.comparison, runs, finished=self.finished, planned=self.planned, data=self._data)
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.record, json.dumps(made, indent=1, allow_nan=False) + "\n")
+        write_json(self.record, made)
         return made
 
     def judge(self, stop: StopRequest, console: Console) -> None:

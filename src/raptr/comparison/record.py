@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raptr.comparison.outcomes import Outcome
-from raptr.comparison.spec import FULL, REDUCED, Comparison, Entry, PlannedRun, at
-from raptr.comparison.table import Row, finals, plain, rows
+from raptr.comparison.outcomes import FULL, REDUCED, Outcome
+from raptr.comparison.spec import Comparison, Entry, PlannedRun, at
+from raptr.comparison.table import Row, finals, rows
+from raptr.report.units import plain
+from raptr.settings import flat
 from raptr.train.config import ROUNDING, Config, differences
 
 Key = tuple[str, float, int]  # label, peak, seed
@@ -82,7 +84,7 @@ def read_rows(record: Mapping[str, Any]) -> list[Row]:
     """The statistics of a record."""
     outcomes = read_outcomes(record)
     grids = {label: sorted({run.peak for run in outcomes if run.label == label}) for label in record["configs"]}
-    return rows(outcomes, grids, full=FULL, reduced=REDUCED, full_flops=record["full_flops"])
+    return rows(outcomes, grids, record["full_flops"])
 
 
 def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry], fingerprint: str | None) -> None:
@@ -121,10 +123,7 @@ def check_machine(path: Path, finished: Iterable[Finished], entries: Iterable[En
 
 def check_scores(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to add scores to those that were made with another section `evaluate`; its data may lie elsewhere."""
-    before, after = (
-        {f"evaluate.{kind}.{key}": value for kind, given in section.items() for key, value in given.items()}
-        for section in (was, plain(now))
-    )
+    before, after = (flat(section, "evaluate.") for section in (was, now))
     names = [name for name in {**before, **after} if not name.endswith(".data")]
     changed = [name for name in names if before.get(name) != after.get(name)]
     if changed:

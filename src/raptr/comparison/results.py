@@ -10,7 +10,6 @@ from rich.console import Group
 from raptr.comparison.plot import draw
 from raptr.comparison.progress import NAME
 from raptr.comparison.record import read_outcomes, read_rows
-from raptr.comparison.spec import FULL, REDUCED
 from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, rich_table, tasks_markdown, timed
 from raptr.files import write_text
 from raptr.report.plots import save
@@ -29,7 +28,7 @@ def redraw(record: Mapping[str, Any], out: Path) -> None:
 
 def picture(record: Mapping[str, Any]) -> Any:
     """The figure of a comparison's record."""
-    return draw(read_rows(record), read_outcomes(record), record["full_flops"], full=FULL, reduced=REDUCED)
+    return draw(read_rows(record), read_outcomes(record), record["full_flops"])
 
 
 def tasks_picture(record: Mapping[str, Any]) -> Any:

@@ -21,9 +21,9 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import Progress as Bar
 
-from raptr.comparison.outcomes import RUNS
+from raptr.comparison.outcomes import FULL, RUNS
 from raptr.comparison.progress import NAME, Progress, Task
-from raptr.comparison.spec import FULL, read_comparison, read_file
+from raptr.comparison.spec import read_comparison, read_file
 from raptr.data import TokenStore
 from raptr.files import refuse_strange
 from raptr.train.opening import open_data

@@ -36,6 +36,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
+from raptr.comparison.outcomes import FULL, REDUCED
 from raptr.comparison.tasks import Evaluate, read_evaluate
 from raptr.methods import METHODS
 from raptr.recipes import RECIPES
@@ -46,8 +47,6 @@ from raptr.train.config import Config, Precision, merged
 from raptr.train.flops import planned_flops
 from raptr.train.resolve import check_vocabulary
 
-FULL = "full"
-REDUCED = "full (reduced)"
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
 ROUNDING = 1e-9  # a budget counts as kept within this relative error
 

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from raptr.comparison.outcomes import Outcome
+from raptr.comparison.outcomes import FULL, REDUCED, Outcome
 from raptr.report.columns import Column, fixed, markdown_table
 from raptr.report.scores import AVERAGE, averaged
 from raptr.report.statistics import Mean, mean, shown
@@ -44,14 +44,12 @@ class Row:
     scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average; n counts models
 
 
-def rows(
-    outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], *, full: str, reduced: str, full_flops: float
-) -> list[Row]:
+def rows(outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], full_flops: float) -> list[Row]:
     """A row for every entry and learning rate that has a finished run, in the order of `grids`."""
     table = {label: {peak: runs_at(outcomes, label, peak) for peak in grid} for label, grid in grids.items()}
     best = {label: best_peak(by_peak) for label, by_peak in table.items()}
-    references = {label: table[label][peak] for label in (full, reduced) if (peak := best.get(label)) is not None}
-    full_seconds = _seconds(references.get(full, ()))
+    references = {label: table[label][peak] for label in (FULL, REDUCED) if (peak := best.get(label)) is not None}
+    full_seconds = _seconds(references.get(FULL, ()))
     tasks = score_columns(outcomes)
     made = []
     for label, by_peak in table.items():
@@ -69,8 +67,8 @@ def rows(
                     flops=_average(run.flops / full_flops for run in runs if run.loss is not None),
                     seconds=seconds,
                     relative_time=seconds / full_seconds if seconds and full_seconds else None,
-                    to_full=None if label == full else difference(runs, references.get(full, ())),
-                    to_reduced=None if label == reduced else difference(runs, references.get(reduced, ())),
+                    to_full=None if label == FULL else difference(runs, references.get(FULL, ())),
+                    to_reduced=None if label == REDUCED else difference(runs, references.get(REDUCED, ())),
                     best=peak == best[label],
                     edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
                     denoisers=_denoisers(runs),
@@ -239,12 +237,3 @@ def _average(values: Iterable[float]) -> float | None:
 def _loss(row: Row) -> str:
     lost = f"{len(row.diverged)} diverged" if row.diverged else ""
     return ", ".join(filter(None, (shown(row.loss, 4) if row.loss else "", lost)))
-
-
-def plain(value: Any) -> Any:
-    """Nested values as JSON holds them."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

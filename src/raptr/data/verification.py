@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raptr.files import sha256_of, write_text
+from raptr.files import sha256_of, write_json
 
 REMEMBERED = ".verified.json"
 
@@ -33,7 +33,7 @@ def first_damaged(folder: Path, expected: Mapping[str, str], *, anew: bool) -> t
         known = {**before, **whole}
         if known != before or anew:
             with contextlib.suppress(OSError):  # a folder that is only read from
-                write_text(folder / REMEMBERED, json.dumps(known, indent=1) + "\n")
+                write_json(folder / REMEMBERED, known)
     return None
 
 

@@ -14,13 +14,13 @@ from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
 from raptr.evaluation.grid import widened
-from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json, write_json
+from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import best_rate, draw, rows
 from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, constant_answer
-from raptr.files import new_file, refuse_strange
+from raptr.files import refuse_strange, write_json
 from raptr.report.plots import save
 from raptr.settings import refuse_changed
 from raptr.train.run import environment
@@ -164,8 +164,7 @@ class Finetuning:
             "environment": environment(),
         }
         write_json(self.folder / f"{NAME}.json", record)
-        with new_file(self.folder / f"{NAME}.png") as partial:
-            save(draw(record), partial)
+        save(draw(record), self.folder / f"{NAME}.png")
         return record
 
     def _note(self, record: dict[str, Any]) -> None:

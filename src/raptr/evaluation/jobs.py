@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from raptr.files import write_text
-
 LOCK = ".lock"
 RENAMED = ("model.name",)  # settings that may change between commands
 
@@ -25,11 +23,6 @@ class Judged:
     def stopped(self) -> bool:
         """Whether it was asked to stop before the last job."""
         return self.finished < self.planned
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, *needed: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from raptr.evaluation.folder import ModelFolder
-from raptr.evaluation.jobs import read_json, write_json
+from raptr.evaluation.jobs import read_json
+from raptr.files import write_json
 from raptr.report.runs import EVALUATION
 
 

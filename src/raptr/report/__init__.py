@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from raptr.files import refuse_strange
 from raptr.report.page import render
-from raptr.report.plots import losses, save
+from raptr.report.plots import draw_losses, save
 from raptr.report.runs import labels, read_run, told_apart
 from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import dicts, markdown, rich_table, summary
@@ -35,7 +36,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
         raise ValueError("A report needs at least one run folder, and none was given.")
     read = told_apart([read_run(path) for path in runs])
     rows = summary(read)
-    _refuse_strange(out)
+    refuse_strange(out, "report", PAGE, lambda path: path.name in OTHERS)
     out.mkdir(parents=True, exist_ok=True)
     report = Report(
         page=out / PAGE,
@@ -46,7 +47,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
         scores=out / "scores.png" if any(run.scores for run in read) else None,
     )
     report.page.write_text(render(read), encoding="utf-8")
-    losses(read, report.plot)
+    save(draw_losses(read), report.plot)
     if report.scores is not None:
         judged = [
             scored(name, run.evals[-1].loss if run.evals else None, run.scores)
@@ -59,13 +60,3 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
     report.markdown.write_text(markdown(rows), encoding="utf-8")
     report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return report
-
-
-def _refuse_strange(out: Path) -> None:
-    """Leave a folder alone that holds no report but something else."""
-    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    if PAGE not in names and (strange := [name for name in names if name not in OTHERS]):
-        raise ValueError(
-            f"out is {str(out)!r}, a folder that is no report but holds {', '.join(strange[:4])}. "
-            "Name a new or an empty folder."
-        )

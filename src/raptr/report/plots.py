@@ -13,6 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from raptr.files import new_file
 from raptr.report.runs import EvalRecord, Run, TrainRecord, labels
 from raptr.report.speed import running
 from raptr.report.units import FLOP_PREFIXES, scale, short
@@ -40,16 +41,12 @@ def look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
-def losses(runs: Sequence[Run], path: Path) -> None:
-    """Write the plot of the runs' losses as a PNG of 1600 x 650 pixels."""
-    save(draw_losses(runs), path)
-
-
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG of the size it was made for."""
+    """Write a figure as a PNG of the size it was made for, whole or not at all."""
     FigureCanvasAgg(figure)
-    # Given here so that a user's matplotlibrc cannot crop or tint the file.
-    figure.savefig(path, format="png", dpi=DPI, bbox_inches=figure.bbox_inches, facecolor="white")
+    with new_file(path) as partial:
+        # Given here so that a user's matplotlibrc cannot crop or tint the file.
+        figure.savefig(partial, format="png", dpi=DPI, bbox_inches=figure.bbox_inches, facecolor="white")
 
 
 def draw_losses(runs: Sequence[Run]) -> Figure:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from raptr.report.columns import Column, escaped, fixed, markdown_table
 from raptr.report.runs import Run, labels, malformed
-from raptr.report.units import FLOP_PREFIXES, duration, short
+from raptr.report.units import FLOP_PREFIXES, duration, plain, short
 
 FINAL_SHARE = 0.05
 SIDE_BY_SIDE = 4  # runs whose columns fit 80 characters
@@ -139,8 +139,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as JSON-ready dicts; a loss that is no finite number becomes None, as JSON has no NaN."""
-    return [{key: _finite(value) for key, value in asdict(row).items()} for row in rows]
+    """The rows as JSON-ready dicts."""
+    return [plain(asdict(row)) for row in rows]
 
 
 def table_columns(rows: Sequence[Row]) -> list[Column[Row]]:
@@ -194,9 +194,3 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 def _ratio(value: float, base: float) -> float | None:
     return value / base if base > 0 else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

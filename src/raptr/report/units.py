@@ -1,6 +1,8 @@
-"""Writes large numbers and durations so that people can read them."""
+"""Writes numbers: large ones and durations for people, and all of them for JSON."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 FLOP_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 COUNT_PREFIXES = ("", "k", "M", "B", "T")
@@ -59,3 +61,12 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def counted(number: float, word: str) -> str:
     """A number of things, which may be an average, with its word."""
     return f"{number:.3g} {word}{'' if number == 1 else 's'}"
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON holds them; a number that is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

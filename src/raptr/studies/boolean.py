@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     x_K, y_K = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     free = len(x_K) - 2
     spread = ((x_K - x_K.mean()) ** 2).sum()
-    found = float(((x_K - x_K.mean()) * (y_K - y_K.mean())).sum() / spread)
-    intercept = float(y_K.mean() - found * x_K.mean())
+    found, intercept = linear_regression(x, y)
     error = math.sqrt(float(((y_K - intercept - found * x_K) ** 2).sum()) / max(free, 1) / spread)
     reach = error * student(max(free, 1))
     return {"slope": found, "low": found - reach, "high": found + reach, "intercept": intercept}

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from raptr.files import made, refuse_strange, write_text
+from raptr.files import made, refuse_strange, write_json
 from raptr.settings import refuse_changed
 from raptr.train.config import find_device
 from raptr.train.run import environment
@@ -133,18 +134,10 @@ def run_together(
     return {key: done[key] for key in keys}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
 def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
     """The mean and the sample standard deviation (0 for a single value)."""
     listed = list(values)
-    mean = sum(listed) / len(listed)
-    if len(listed) == 1:
-        return mean, 0.0
-    return mean, (sum((value - mean) ** 2 for value in listed) / (len(listed) - 1)) ** 0.5
+    return fmean(listed), stdev(listed) if len(listed) > 1 else 0.0
 
 
 def _read(folder: Path, key: str) -> Any:

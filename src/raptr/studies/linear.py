@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ from torch import Tensor
 
 from raptr.models.init import normal
 from raptr.report.plots import GREY, INK, clean
-from raptr.report.statistics import student
-from raptr.studies.contract import Study, mean_and_deviation, run_jobs
+from raptr.report.statistics import mean
+from raptr.studies.contract import Study, run_jobs
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#000000")
 CLAIMED = -0.4  # the exponent of the gap that the paper's text names for every τ
@@ -168,18 +169,15 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """The least-squares slope of y on x."""
-    deviations = np.asarray(x) - np.mean(x)
-    return float(deviations @ np.asarray(y) / (deviations @ deviations))
+    return linear_regression(x, y).slope
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
     """The mean and its 95% interval by Student's distribution (none for a single value)."""
-    mean, deviation = mean_and_deviation(values)
-    count = len(values)
-    if count == 1:
-        return {"mean": mean, "low": None, "high": None}
-    half = student(count - 1) * deviation / math.sqrt(count)
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    found = mean(values)
+    assert found is not None
+    ends = [None if found.interval is None else found.mean + side * found.interval for side in (-1, 1)]
+    return {"mean": found.mean, "low": ends[0], "high": ends[1]}
 
 
 def alignment(setting: Setting, delta: float, seed: int, device: str) -> dict[str, float]:

@@ -38,6 +38,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from raptr.methods import Method, make_method
+from raptr.report.units import plain
 from raptr.studies.contract import Study, mean_and_deviation, run_together
 from raptr.studies.polynomial_plot import plot
 from raptr.studies.polynomial_target import Evaluation, Points, Target
@@ -181,7 +182,7 @@ def train(
     loss_RE, error_RED = torch.stack(losses, 1), torch.stack(errors, 1)
     floor_RED = loss_RE.unsqueeze(2) * evaluate.noise.unsqueeze(1)
     return {
-        run.key: {"steps": steps, "loss": _listed(loss), "error": _listed(error), "floor": _listed(floor)}
+        run.key: plain({"steps": steps, "loss": loss.tolist(), "error": error.tolist(), "floor": floor.tolist()})
         for run, loss, error, floor in zip(runs, loss_RE, error_RED, floor_RED, strict=True)
     }
 
@@ -236,13 +237,6 @@ def _bar(console: Console) -> Iterator[Progress]:
         yield bar
     finally:
         bar.stop()
-
-
-def _listed(values: Tensor) -> list[Any]:
-    """As nested lists; null where a run diverged, since JSON has no infinity."""
-    if values.ndim > 1:
-        return [_listed(row) for row in values]
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import correlation, linear_regression
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,12 @@ from torch import Tensor, nn
 
 from raptr.data.batch import Batch
 from raptr.data.source import EvalData
+from raptr.files import write_json
 from raptr.models.attach import attach, running
 from raptr.models.model import Model
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
-from raptr.studies.contract import RESULT, run_jobs, study_folder, write_json
-from raptr.studies.linear import exponent, interval, slope
+from raptr.studies.contract import RESULT, run_jobs, study_folder
+from raptr.studies.linear import exponent, interval
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loading import load_model
@@ -271,11 +273,8 @@ def _recorded(blocks: Sequence[nn.Module], subnetwork: Subnetwork) -> Iterator[l
 
 def _line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     """The straight line through the points, and the share of their variance that it explains."""
-    rise = slope(x, y)
-    start = float(np.mean(y) - rise * np.mean(x))
-    residual = np.asarray(y) - start - rise * np.asarray(x)
-    spread = np.asarray(y) - np.mean(y)
-    return {"slope": rise, "start": start, "explained": 1 - float(residual @ residual / (spread @ spread))}
+    slope, start = linear_regression(x, y)
+    return {"slope": slope, "start": start, "explained": correlation(x, y) ** 2}
 
 
 def plot(results: Sequence[Mapping[str, Any]]) -> Figure:

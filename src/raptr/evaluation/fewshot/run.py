@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from raptr.evaluation.fewshot.decoder import ATTENTIONS, Attention, Decoder, Scorer, Stopped, load_decoder
 from raptr.evaluation.fewshot.judging import SEED, judge, load_task
-from raptr.evaluation.fewshot.suite import FOLDER, find_tasks, sources
+from raptr.evaluation.fewshot.suite import FOLDER, check, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json, write_json
+from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json
 from raptr.evaluation.noting import note_scores
-from raptr.files import locked, new_file, refuse_strange, sha256_of
+from raptr.files import locked, refuse_strange, sha256_of, write_json
 from raptr.report.plots import save
 from raptr.settings import refuse_changed
 from raptr.train.config import find_device
@@ -73,7 +73,10 @@ def fewshot(
     without it, models that were trained with UL2 are judged in both ways, others causally.
     """
     console, stop = console or Console(stderr=True), stop or StopRequest()
-    _check(shots, examples, attention, batch)
+    check(shots, examples, batch)
+    for name in attention:
+        if name not in ATTENTIONS:
+            raise ValueError(f"--attention is {name!r}; {' and '.join(ATTENTIONS)} are allowed")
     where = find_device(device)
     names, absent = find_tasks(tasks, data)
     decoders = _labelled([load_decoder(model, attention) for model in models])
@@ -97,18 +100,6 @@ def fewshot(
 def _begun(path: Path) -> bool:
     """Whether a command that was stopped before it wrote its record leaves this."""
     return path.name in (LOCK, "jobs", f".{NAME}.json.partial")
-
-
-def _check(shots: Sequence[int], examples: int | None, attention: Sequence[str], batch: int) -> None:
-    for count in shots:
-        if count < 0:
-            raise ValueError(f"--shots has {count}; whole numbers from 0 on are allowed")
-    for name, value in (("examples", examples), ("batch", batch)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} is {value}; a whole number from 1 on is allowed")
-    for name in attention:
-        if name not in ATTENTIONS:
-            raise ValueError(f"--attention is {name!r}; {' and '.join(ATTENTIONS)} are allowed")
 
 
 def _labelled(decoders: Sequence[Decoder]) -> dict[str, Decoder]:
@@ -220,6 +211,5 @@ def _record(
         "environment": {**environment(), "lm_eval": version("lm-eval")},
     }
     write_json(folder / f"{NAME}.json", record)
-    with new_file(folder / f"{NAME}.png") as partial:
-        save(draw(record), partial)
+    save(draw(record), folder / f"{NAME}.png")
     return record

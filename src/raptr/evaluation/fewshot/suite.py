@@ -45,6 +45,16 @@ def sources(name: str, folder: Path) -> tuple[Path | None, Path | None]:
     return file_named(folder, kwargs["files"]), file_named(folder, kwargs.get("exemplars", ()))
 
 
+def check(shots: Sequence[int], examples: int | None, batch: int = 1) -> None:
+    """Refuse numbers that no evaluation can have."""
+    for count in shots:
+        if count < 0:
+            raise ValueError(f"--shots has {count}; whole numbers from 0 on are allowed")
+    for name, value in (("examples", examples), ("batch", batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}; a whole number from 1 on is allowed")
+
+
 def find_tasks(names: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     """The tasks that are asked for, and those of a group that are left out since the folder has no data for them.
 

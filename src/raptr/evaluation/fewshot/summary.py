@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,14 +21,19 @@ from rich.text import Text
 
 from raptr.evaluation.fewshot.suite import SUPERGLUE
 from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
-from raptr.report.scores import AVERAGE, draw_bar, draw_constant
+from raptr.report.scores import AVERAGE, averaged, draw_bar, draw_constant
 from raptr.report.statistics import Mean, mean, shown
 
 LUCK = 0.05  # of the scores at chance, at most so many lie above it by luck
 GROUP = "superglue"
 PERCENT, BITS = (100, 1), (1, 3)  # the factor and the digits of what tables show
 
-Value = dict[str, float | None]  # a mean and the half-width of its interval
+
+class Value(TypedDict):
+    """A mean and the half-width of its interval."""
+
+    mean: float
+    interval: float | None
 
 
 def summed_up(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,9 +69,7 @@ def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
 
 def _at_chance(above: Value) -> bool:
     """Whether a score is not above the constant answer's by more than the error; one example says nothing."""
-    interval, difference = above["interval"], above["mean"]
-    assert difference is not None
-    return interval is None or difference <= interval
+    return above["interval"] is None or above["mean"] <= above["interval"]
 
 
 def _value(found: Mean | None) -> Value:
@@ -77,7 +80,7 @@ def _value(found: Mean | None) -> Value:
 def _share(values: Sequence[float]) -> Value:
     """A mean of scores; where all n are equal, as when all answers are wrong, its error is 3/n (the rule of three)."""
     found = _value(mean(values))
-    return found if found["interval"] else {**found, "interval": min(1.0, 3 / len(values))}
+    return found if found["interval"] else {"mean": found["mean"], "interval": min(1.0, 3 / len(values))}
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Value:
@@ -128,13 +131,8 @@ def _judged(average: dict[str, Value | None]) -> dict[str, Any]:
 def _together(values: Iterable[Value | None]) -> Value | None:
     """The mean of independent values; None where one is missing."""
     listed = list(values)
-    if not listed or any(value is None for value in listed):
-        return None
-    means = [value["mean"] or 0.0 for value in listed if value is not None]
-    intervals = [value["interval"] for value in listed if value is not None]
-    known = [interval for interval in intervals if interval is not None]
-    error = math.sqrt(math.fsum(x * x for x in known)) / len(listed) if len(known) == len(listed) else None
-    return {"mean": fmean(means), "interval": error}
+    known = [Mean(**value, n=1) for value in listed if value is not None]
+    return _value(averaged(known)) if known and len(known) == len(listed) else None
 
 
 def column(task: str, shots: int, attention: str) -> str:
@@ -249,7 +247,7 @@ def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str
 
 def _shown(value: Value | None, form: tuple[int, int], sign: str = "") -> str:
     factor, digits = form
-    found = None if value is None else Mean(value["mean"] or 0.0, value["interval"], 1)
+    found = None if value is None else Mean(**value, n=1)
     return shown(found, digits, factor=factor, sign=sign)
 
 
