@@ -15,7 +15,7 @@ def comparison(**keys: Any) -> Comparison:
     return read_comparison({"settings": settings, "seeds": [0, 1, 2], "entries": entries, **keys})
 
 
-def train(asked: Comparison, loss: Any) -> list[tuple[float, int]]:
+def train(asked: Comparison, loss: Any, diverging: Any = ()) -> list[tuple[float, int]]:
     """Every run in the order in which it was wanted, with the loss of a peak given by a function."""
     outcomes: list[Outcome] = []
     while True:
@@ -23,7 +23,7 @@ def train(asked: Comparison, loss: Any) -> list[tuple[float, int]]:
         runs = [run for run in wanted(asked, outcomes) if (run.peak, run.seed) not in done]
         if not runs:
             return done
-        value = loss(runs[0].peak)
+        value = math.inf if (runs[0].peak, runs[0].seed) in diverging else loss(runs[0].peak)
         diverged = None if math.isfinite(value) else 3
         end = None if diverged else value
         outcomes.append(Outcome("full", runs[0].peak, runs[0].seed, 400, end, diverged, 1.0, None))
@@ -51,6 +51,11 @@ def test_a_grid_is_widened_until_its_best_rate_is_inside() -> None:
 def test_a_rate_that_diverges_bounds_the_grid() -> None:
     done = train(comparison(peaks=[1.0], tune=[0], widen=True), lambda peak: math.inf if peak > 2 else 1 / peak)
     assert done == [(1.0, 0), (0.5, 0), (2.0, 0), (4.0, 0), (2.0, 1), (2.0, 2)]
+
+
+def test_a_rate_that_diverges_on_a_later_seed_gives_way_to_the_next_best() -> None:
+    done = train(comparison(peaks=[1.0, 2.0], tune=[0]), lambda peak: 1 / peak, diverging=[(2.0, 1)])
+    assert done == [(1.0, 0), (2.0, 0), (2.0, 1), (1.0, 1), (1.0, 2)]
 
 
 def test_an_entry_that_always_diverges_ends() -> None:

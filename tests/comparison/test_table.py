@@ -100,6 +100,12 @@ def test_the_best_learning_rate_is_judged_on_the_seeds_that_all_have() -> None:
     assert best_peak({0.1: []}) is None
 
 
+def test_a_learning_rate_that_diverged_on_a_seed_that_others_lack_is_not_the_best() -> None:
+    outcomes = {0.1: [run("a", 0.1, 0, 3.0)], 0.2: [run("a", 0.2, 0, 2.0), run("a", 0.2, 1, None)]}
+    assert best_peak(outcomes) == 0.1
+    assert best_peak({0.2: outcomes[0.2]}) is None
+
+
 def test_diverged_runs_are_named_and_their_learning_rate_is_never_the_best() -> None:
     made = table(OUTCOMES)
     row = made[FULL, 0.4]

@@ -303,6 +303,23 @@ def test_a_widened_grid_ends(bert: Path, little: Path, tmp_path: Path) -> None:
     assert falling[2:] == [*((RATE / 2**power, 0) for power in range(1, MOST + 1)), (low, 1)]
 
 
+def test_a_rate_that_diverges_on_a_later_seed_gives_way_to_the_next_best(
+    bert: Path, little: Path, tmp_path: Path
+) -> None:
+    request = Request(bert, "sst2", little, tmp_path, rates=[1e-4, 2e-4], tune=1)
+    work = Finetuning(request, load_encoder(bert), request.examples())
+    work.open()
+    for rate, seed, scores in ((1e-4, 0, 0.5), (2e-4, 0, 0.7), (2e-4, 1, None)):
+        work.keep({"rate": rate, "seed": seed, "scores": None if scores is None else {"accuracy": scores}})
+    assert work.missing() == [(1e-4, 1), (1e-4, 2)]
+    for seed in (1, 2):
+        work.keep({"rate": 1e-4, "seed": seed, "scores": {"accuracy": 0.6}})
+    judged = work.judged()
+    assert judged.record is not None
+    assert (judged.finished, judged.planned) == (4, 4)
+    assert (best(judged.record)["rate"], best(judged.record)["seeds"]) == (1e-4, 3)
+
+
 def test_seeds_that_wait_for_a_wider_grid_are_counted(bert: Path, little: Path, tmp_path: Path) -> None:
     request = Request(bert, "sst2", little, tmp_path, rates=[1e-4, 2e-4], tune=1, widen=True)
     work = Finetuning(request, load_encoder(bert), request.examples())

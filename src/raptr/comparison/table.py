@@ -104,18 +104,16 @@ def _scores(runs: Sequence[Outcome], tasks: Sequence[str]) -> dict[str, Mean]:
 
 
 def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
-    """The learning rate with the lowest mean loss over the seeds that all have; None where each diverged."""
+    """The learning rate with the lowest mean loss over the seeds that all have; never one at which a run diverged."""
     losses = {
         peak: {run.seed: math.inf if run.loss is None else run.loss for run in runs}
         for peak, runs in by_peak.items()
         if runs
     }
-    if not losses:
-        return None
-    shared = set.intersection(*(set(by_seed) for by_seed in losses.values()))
-    means = {peak: fmean(by_seed[seed] for seed in shared) for peak, by_seed in losses.items() if shared}
-    best = min(means, key=means.__getitem__, default=None)
-    return best if best is not None and math.isfinite(means[best]) else None
+    shared = set.intersection(*map(set, losses.values())) if losses else set()
+    whole = {peak: by_seed for peak, by_seed in losses.items() if shared and math.inf not in by_seed.values()}
+    means = {peak: fmean(by_seed[seed] for seed in shared) for peak, by_seed in whole.items()}
+    return min(means, key=means.__getitem__, default=None)
 
 
 def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | None:

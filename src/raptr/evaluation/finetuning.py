@@ -7,7 +7,7 @@ OUT/finetune.json, .png     the record over all jobs, and its chart
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -106,7 +106,9 @@ class Finetuning:
 
     def missing(self) -> list[Key]:
         """The jobs that are wanted by now and not finished."""
-        return [key for key in self._wanted() if self._read(key) is None]
+        jobs = self._jobs()
+        done = {(job["rate"], job["seed"]) for job in jobs}
+        return [key for key in self._wanted(jobs) if key not in done]
 
     def keep(self, result: dict[str, Any]) -> None:
         """Write the file of a finished job."""
@@ -114,30 +116,32 @@ class Finetuning:
 
     def judged(self) -> Judged:
         """Write the record over all jobs of the folder, those of earlier commands too, and its chart."""
-        record = self._record()
+        jobs = self._jobs()
+        record = self._record(jobs)
         if record is not None:
             self._note(record)
-        planned = self._wanted()
-        done = [key for key in planned if self._read(key) is not None]
-        undecided = len(done) < len(planned) and all(seed < self._compared for _, seed in planned)
+        planned, missing = self._wanted(jobs), len(self.missing())
+        undecided = missing and all(seed < self._compared for _, seed in planned)
         later = self.request.seeds - self._compared if undecided else 0
-        return Judged(self.folder, record, len(done), len(planned) + later)
+        return Judged(self.folder, record, len(planned) - missing, len(planned) + later)
 
-    def _wanted(self) -> list[Key]:
+    def _wanted(self, jobs: Sequence[Mapping[str, Any]]) -> list[Key]:
         """Every rate with the seeds on which they are compared; when these are done, the best rate with the others."""
-        rates, best = self._search()
+        rates, best = self._search(jobs)
         first = [(rate, seed) for rate in rates for seed in range(self._compared)]
         return first + ([] if best is None else [(best, seed) for seed in range(self._compared, self.request.seeds)])
 
-    def _search(self) -> tuple[list[float], float | None]:
-        """The rates to compare, and the best one once all are compared; None where each diverged, too."""
-        by_rate: dict[float, list[dict[str, Any]]] = {}
+    def _search(self, jobs: Sequence[Mapping[str, Any]]) -> tuple[list[float], float | None]:
+        """The rates to compare, and the best one once all are compared; None where each diverged, too.
+
+        Every seed of a rate counts: one that diverges on a later seed is not the best any more.
+        """
+        by_rate: dict[float, list[Mapping[str, Any]]] = {}
         added = self._rates
         while True:
             for rate in added:
-                found = (self._read((rate, seed)) for seed in range(self._compared))
-                by_rate[rate] = [result for result in found if result is not None]
-            if any(len(results) < self._compared for results in by_rate.values()):
+                by_rate[rate] = [job for job in jobs if job["rate"] == rate]
+            if any({*range(self._compared)} - {job["seed"] for job in found} for found in by_rate.values()):
                 return list(by_rate), None
             best = best_rate(by_rate, self.task.metrics[0])
             wider = widened(list(by_rate), len(self._rates), best) if self.request.widen else []
@@ -148,12 +152,11 @@ class Finetuning:
     def _path(self, key: Key) -> Path:
         return self.folder / "jobs" / f"{key[0]!r}-{key[1]}.json"
 
-    def _read(self, key: Key) -> dict[str, Any] | None:
-        path = self._path(key)
-        return read_json(path, *RESULT) if path.is_file() else None
+    def _jobs(self) -> list[dict[str, Any]]:
+        """The results of all jobs of the folder, those of earlier commands too."""
+        return [read_json(path, *RESULT) for path in sorted((self.folder / "jobs").glob("*.json"))]
 
-    def _record(self) -> dict[str, Any] | None:
-        jobs = [read_json(path, *RESULT) for path in sorted((self.folder / "jobs").glob("*.json"))]
+    def _record(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         if not jobs:
             return None
         record = {
