@@ -221,12 +221,39 @@ def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tm
         ({"fewshot": {"data": "."}}, r"evaluate\.fewshot .*'mlm'"),
         ({"finetune": {}}, r"evaluate\.finetune\.data is missing"),
         ({"finetune": {"data": ".", "epoch": 2}}, r"evaluate\.finetune\.epoch"),
-        ({"finetune": {"data": ".", "tasks": ["wnli"]}}, r"wnli"),
+        ({"finetune": {"data": ".", "tasks": ["wnli"]}}, r"^evaluate\.finetune\.tasks has 'wnli'"),
         ({"finetune": {"data": "nowhere", "tasks": ["sst2"]}}, r"nowhere"),
         ({"finetune": {"data": ".", "epochs": 0}}, r"epochs is 0"),
         ({"finetune": {"data": ".", "widen": 2}}, r"evaluate\.finetune\.widen is 2"),
+        ({"finetune": {"data": ".", "seeds": 0}}, r"^evaluate\.finetune\.seeds is 0; .*1 to 1000"),
+        ({"finetune": {"data": ".", "seeds": 2, "tune": 3}}, r"^evaluate\.finetune\.tune is 3; 1 to 2"),
+        ({"finetune": {"data": ".", "rates": [0]}}, r"^evaluate\.finetune\.rates has 0\.0; more than 0"),
+        ({"finetune": {"data": ".", "clip": -1}}, r"^evaluate\.finetune\.clip is -1\.0; more than 0"),
+        ({"finetune": {"data": ".", "warmup": 7}}, r"^evaluate\.finetune\.warmup is 7\.0; from 0 to 1"),
+        ({"finetune": {"data": ".", "tasks": []}}, r"finetune\.tasks is \[\]; one or more"),
+        ({"finetune": {"data": ".", "tasks": ["sst2", "SST-2"]}}, r"finetune\.tasks is \['sst2', 'sst2'\]; one or more"),
     ],
 )
 def test_sections_that_are_refused(evaluate: dict[str, Any], match: str, store: TokenStore) -> None:
     with pytest.raises(ValueError, match=match):
         read_comparison(asked(store, evaluate=evaluate))
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"shots": []}, r"fewshot\.shots is \[\]; one or more"),
+        ({"shots": [1, 1]}, r"fewshot\.shots is \[1, 1\]; one or more"),
+        ({"shots": [1, -1]}, r"^evaluate\.fewshot\.shots has -1; whole numbers from 0"),
+        ({"examples": 0}, r"^evaluate\.fewshot\.examples is 0; a whole number from 1"),
+        ({"tasks": []}, r"fewshot\.tasks is \[\]; one or more"),
+        ({"tasks": ["boolq", "boolq"]}, r"fewshot\.tasks is \['boolq', 'boolq'\]; one or more"),
+        ({"tasks": ["glue"]}, r"^evaluate\.fewshot\.tasks has 'glue'; paper"),
+    ],
+)
+def test_few_shot_sections_that_are_refused(keys: dict[str, Any], match: str, stores: dict[str, TokenStore]) -> None:
+    pytest.importorskip("lm_eval", reason="needs the extra eval")
+    spec = asked(stores["decoder"], evaluate={"fewshot": {"data": ".", **keys}})
+    spec["settings"]["model"] = {"family": "decoder", "size": "tiny"}
+    with pytest.raises(ValueError, match=match):
+        read_comparison(spec)

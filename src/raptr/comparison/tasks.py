@@ -8,8 +8,10 @@ The model of every run is kept as an export in its folder. Each entry is judged 
 (progress.py); what was judged before is not judged again.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -74,21 +76,20 @@ def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
             raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
     if not given:
         return Evaluate()
-    encoders = config.objective.name == ENCODERS
-    for key, fits in (("finetune", encoders), ("fewshot", not encoders)):
-        if key in given and not fits:
-            other = "evaluate.fewshot" if key == "finetune" else "evaluate.finetune"
-            raise ValueError(
-                f"evaluate.{key} is given, but objective.name is {config.objective.name!r}, whose models it does not "
-                f"judge. Use {other}."
-            )
-    if "fewshot" in given:
+    kind, other = KINDS if config.objective.name == ENCODERS else reversed(KINDS)
+    if other in given:
+        raise ValueError(
+            f"evaluate.{other} is given, but objective.name is {config.objective.name!r}, whose models it does not "
+            f"judge. Use evaluate.{kind}."
+        )
+    if kind == "fewshot":
         return Evaluate(fewshot=_read_fewshot(given["fewshot"], config))
     finetune, recipe = _read_finetune(given["finetune"])
     return Evaluate(finetune=finetune, recipe=recipe)
 
 
 def _read_finetune(given: Any) -> tuple[Finetune, dict[str, Any]]:
+    from raptr.evaluation.finetuning import Request
     from raptr.evaluation.reading import read_task
     from raptr.evaluation.tasks import find_task
     from raptr.evaluation.tuning import Recipe  # imports transformers, which is slow
@@ -98,14 +99,18 @@ def _read_finetune(given: Any) -> tuple[Finetune, dict[str, Any]]:
     recipe = {key: value for key, value in mapping.items() if key in {entry.name for entry in fields(Recipe)} - own}
     rest = {key: value for key, value in mapping.items() if key not in recipe}
     asked = read(Finetune, rest if isinstance(given, Mapping) else given, "evaluate.finetune.")
-    read(Recipe, recipe, "evaluate.finetune.")
-    for name in asked.tasks:
-        read_task(find_task(name), Path(asked.data))
+    with _named("evaluate.finetune"):
+        read(Recipe, recipe, "evaluate.finetune.")
+        Request(Path(), "", Path(asked.data), rates=asked.rates, seeds=asked.seeds, tune=asked.tune)
+        tasks = [find_task(name) for name in asked.tasks]
+        _check_list("--tasks", [task.name for task in tasks])
+        for task in tasks:
+            read_task(task, Path(asked.data))
     return asked, recipe
 
 
 def _read_fewshot(given: Any, config: Config) -> Fewshot:
-    from raptr.evaluation.fewshot.suite import find_tasks
+    from raptr.evaluation.fewshot.suite import check, find_tasks
 
     require("evaluate.fewshot", "eval", EVAL)
     asked = read(Fewshot, given, "evaluate.fewshot.")
@@ -113,8 +118,27 @@ def _read_fewshot(given: Any, config: Config) -> Fewshot:
         raise ValueError(
             f"evaluate.fewshot.attention is prefix, but objective.name is {config.objective.name!r}. Use causal."
         )
-    find_tasks(asked.tasks, Path(asked.data))
+    with _named("evaluate.fewshot"):
+        _check_list("--tasks", asked.tasks)
+        _check_list("--shots", asked.shots)
+        check(asked.shots, asked.examples)
+        find_tasks(asked.tasks, Path(asked.data))
     return asked
+
+
+def _check_list(name: str, listed: Sequence[object]) -> None:
+    if not listed or len(set(listed)) < len(listed):
+        raise ValueError(f"{name} is {list(listed)}; one or more different ones are allowed")
+
+
+@contextmanager
+def _named(section: str) -> Iterator[None]:
+    """Errors that name an option of a command name the setting instead."""
+    try:
+        yield
+    except ValueError as error:
+        listed = re.sub("^--(rate|task) is", r"--\1s has", str(error))  # options for one of a list
+        raise ValueError(re.sub("^--", f"{section}.", listed)) from None
 
 
 def judge(

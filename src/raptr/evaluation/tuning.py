@@ -54,6 +54,10 @@ class Recipe:
             raise ValueError(f"--length is {self.length}; a whole number from 8 on is allowed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout is {self.dropout}; at least 0 and less than 1 is allowed")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"--warmup is {self.warmup}; from 0 to 1, a share of the steps, is allowed")
+        if not self.clip > 0:
+            raise ValueError(f"--clip is {self.clip}; more than 0 is allowed")
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, relative to its highest value."""
