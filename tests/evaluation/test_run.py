@@ -619,7 +619,18 @@ def test_settings_that_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", 0), ("batch", 0), ("examples", 0), ("length", 7), ("dropout", 1.0), ("dropout", -0.1), ("warmup", 7.0), ("warmup", -0.1), ("clip", 0.0), ("clip", -1.0)],
+    [
+        ("epochs", 0),
+        ("batch", 0),
+        ("examples", 0),
+        ("length", 7),
+        ("dropout", 1.0),
+        ("dropout", -0.1),
+        ("warmup", 7.0),
+        ("warmup", -0.1),
+        ("clip", 0.0),
+        ("clip", -1.0),
+    ],
 )
 def test_recipes_that_are_refused(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}

@@ -1,10 +1,14 @@
 """Rows over seeds, the best rate, what is called chance, and the chart."""
 
+import io
 from statistics import median, stdev
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
+from raptr.evaluation.run import COLUMNS
 from raptr.evaluation.summary import Row, at_chance, draw, notes, rich_table, rows
 
 
@@ -107,3 +111,13 @@ def test_the_table_has_a_row_for_each_rate_and_the_constant_answer() -> None:
     assert cells[0] == ["1e-05", "3e-05", "constant"]
     assert cells[2] == ["80.00", "–", "50.00"]
     assert "1 diverged" in str(cells[1][1])
+
+
+def test_names_in_brackets_are_shown_as_they_stand() -> None:
+    made = record([job(1e-5, 0, 0.8)]) | {"model": {"name": "a[/b][bold]c"}}
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(rich_table(made))
+    assert "a[/b][bold]c on sst2" in console.export_text()
+    with Progress(*COLUMNS, console=console) as bar:
+        bar.add_task("a[/b][bold]c", total=1)
+    assert "a[/b][bold]c" in console.export_text()

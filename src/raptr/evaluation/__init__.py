@@ -1,1 +1,1 @@
-"""Judge a pretrained encoder by fine-tuning it on tasks such as GLUE's; `finetune` is in `raptr.evaluation.run`."""
+"""Judge models by tasks: encoders by fine-tuning (`run.finetune_all`), decoders by few-shot tasks (`fewshot`)."""

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from raptr.evaluation.encoder import Encoder
 from raptr.evaluation.grid import widened
-from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json
+from raptr.evaluation.jobs import RENAMED, Judged, read_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
 from raptr.evaluation.summary import best_rate, draw, rows
@@ -24,6 +24,7 @@ from raptr.files import refuse_strange, write_json
 from raptr.report.plots import save
 from raptr.settings import refuse_changed
 from raptr.train.run import environment
+from raptr.train.safety import LOCK
 
 NAME = "finetune"
 SETTINGS = "settings.json"

@@ -13,4 +13,6 @@ def widened(rates: Sequence[float], given: int, best: float | None) -> list[floa
     if len(rates) >= given + MOST:
         return []
     low, high = min(rates), max(rates)
-    return [low / 2] * (best in (None, low)) + [high * 2] * (best == high)
+    lower = [low / 2] if best in (None, low) else []
+    higher = [high * 2] if best == high else []
+    return lower + higher

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-LOCK = ".lock"
 RENAMED = ("model.name",)  # settings that may change between commands
 
 

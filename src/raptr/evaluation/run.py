@@ -17,16 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from raptr.evaluation.encoder import Encoder, load_encoder
 from raptr.evaluation.finetuning import Finetuning, Key, Request
-from raptr.evaluation.jobs import LOCK, Judged
+from raptr.evaluation.jobs import Judged
 from raptr.evaluation.reading import TaskData
 from raptr.evaluation.tuning import Job, NotJoinedError, Tuning
 from raptr.files import locked
 from raptr.train.config import find_device
-from raptr.train.safety import StopRequest
+from raptr.train.safety import LOCK, StopRequest
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
 NAMES = ("_name_or_path", "architectures", "transformers_version")  # what no model computes with
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 Kind: TypeAlias = tuple[object, ...]
 

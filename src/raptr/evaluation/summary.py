@@ -12,6 +12,7 @@ from typing import Any, final
 
 from matplotlib.figure import Figure
 from rich.table import Table
+from rich.text import Text
 
 from raptr.report.plots import COLOURS, DPI, GREY, INK, clean
 from raptr.report.statistics import mean
@@ -91,7 +92,8 @@ def at_chance(row: Row, metric: str, baseline: float, examples: int) -> bool:
 def rich_table(record: Mapping[str, Any]) -> Table:
     """The record as a table for the terminal, in percent."""
     metrics, baseline, examples = record["metrics"], record["baseline"], record["data"]["dev"]["examples"]
-    table = Table(title=f"{record['model']['name']} on {record['task']}: {metrics[0]} on the dev set, in percent")
+    title = f"{record['model']['name']} on {record['task']}: {metrics[0]} on the dev set, in percent"
+    table = Table(title=Text(title))
     headings = ["rate", "seeds", "mean", "± 95%", "deviation", "median", *metrics[1:]]
     for heading in headings:
         table.add_column(heading, justify="right")

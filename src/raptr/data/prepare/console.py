@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from raptr.data.prepare.encoding import Progress
 from raptr.data.prepare.preparation import Report
@@ -73,12 +74,12 @@ def preparation_table(store: TokenStore) -> Table:
         "broken": [domain.broken for domain in store.domains],
     }
     columns |= {heading: [f"{count:,}" for count in counts] for heading, counts in left_out.items() if any(counts)}
-    table = Table(title=f"{store.path}: vocabulary of {store.vocabulary.size:,}")
+    table = Table(title=Text(f"{store.path}: vocabulary of {store.vocabulary.size:,}"))
     table.add_column("domain", overflow="fold")
     for heading in columns:
         table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal folds numbers, cuts none
     for domain, *cells in zip([domain.name for domain in store.domains], *columns.values(), strict=True):
-        table.add_row(domain, *cells)
+        table.add_row(Text(domain), *cells)
     return table
 
 

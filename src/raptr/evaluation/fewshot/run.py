@@ -21,14 +21,14 @@ from raptr.evaluation.fewshot.judging import SEED, judge, load_task
 from raptr.evaluation.fewshot.suite import FOLDER, check, find_tasks, sources
 from raptr.evaluation.fewshot.summary import columns, draw, summed_up
 from raptr.evaluation.folder import quiet
-from raptr.evaluation.jobs import LOCK, RENAMED, Judged, read_json
+from raptr.evaluation.jobs import RENAMED, Judged, read_json
 from raptr.evaluation.noting import note_scores
 from raptr.files import locked, refuse_strange, sha256_of, write_json
 from raptr.report.plots import save
 from raptr.settings import refuse_changed
 from raptr.train.config import find_device
 from raptr.train.run import environment
-from raptr.train.safety import StopRequest
+from raptr.train.safety import LOCK, StopRequest
 
 NAME = "fewshot"
 SHOTS = (1, 5)
@@ -160,7 +160,7 @@ def _work(
 ) -> None:
     """Do the jobs in turn until asked to stop."""
     weights: dict[str, PreTrainedModel] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         whole = bar.add_task("jobs", total=len(jobs))
         for number, job in enumerate(jobs):
