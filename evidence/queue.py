@@ -115,9 +115,9 @@ def _expected(comparison: Comparison, progress: Progress) -> float:
     """FLOPs of runs that are not wanted yet but will be: more learning rates, and other seeds at the best one."""
     tried: dict[str, set[float]] = {}
     seeds: dict[str, set[int]] = {}
-    for task in progress.tasks():
-        tried.setdefault(task.run.entry.label, set()).add(task.run.peak)
-        seeds.setdefault(task.run.entry.label, set()).add(task.run.seed)
+    for run in (one.run for one in progress.wanted_runs()):
+        tried.setdefault(run.entry.label, set()).add(run.peak)
+        seeds.setdefault(run.entry.label, set()).add(run.seed)
     expected = 0.0
     for entry in comparison.entries:
         rates = max(0, LEAST - len(tried[entry.label])) if comparison.widen else 0

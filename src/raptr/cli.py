@@ -5,6 +5,7 @@ The help needs no torch, matplotlib or transformers: the commands import what do
 
 import os
 import platform
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -213,11 +214,9 @@ def prepare(
             skip_broken=skip_broken,
             workers=workers,
             progress=bar,
-            say=lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+            say=partial(_say, console),
         )
     console.print(preparation_table(store))
-    if objective not in FIRST:
-        return
     with importing():
         import torch
 

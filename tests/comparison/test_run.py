@@ -21,6 +21,7 @@ from raptr.comparison.results import redraw
 from raptr.comparison.search import wanted
 from raptr.data import TokenStore, open_store
 from raptr.data.prepare import Document, prepare
+from raptr.files import locked
 from raptr.objectives import SPECIALS
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
@@ -218,6 +219,11 @@ def test_a_strangers_folder_stays_as_it_is(store: TokenStore, tmp_path: Path) ->
     with pytest.raises(ValueError, match=rf"out is .*{tmp_path.name}.*thesis\.tex"):
         compare(asked(store), tmp_path, console=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_comparisons_in_one_folder_are_refused(store: TokenStore, tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock", "held"), pytest.raises(ValueError, match=r"out is .* another process is comparing"):
+        compare(asked(store), tmp_path, console=QUIET)
 
 
 def test_notes_beside_a_comparison_are_no_obstacle(store: TokenStore, whole: Path, tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ import pytest
 from rich.console import Console
 
 from raptr import compare
-from raptr.comparison import Asked, compare_all, read_comparison
+from raptr.comparison import Asked, compare_all, progress, read_comparison
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import shown, tasks_picture
 from raptr.data import TokenStore
 from raptr.evaluation.grid import MOST
 from raptr.report import write_report
+from raptr.train.config import Config
+from raptr.train.diverged import Diverged
+from raptr.train.loop import pretrain
 from tests.comparison.tiny import Killed, asked, at_step, kill
 from tests.evaluation.tiny import make_task, opinions, write_jsonl
 
@@ -175,6 +178,28 @@ def test_a_seed_is_judged_before_the_next_is_trained(
     assert not compare(moved, tmp_path / "third", record=record, console=QUIET).stopped
 
 
+def test_the_next_best_rate_is_judged_on_earlier_seeds_too(
+    store: TokenStore, glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = asked(store, tune=[0], evaluate={"finetune": {"data": str(glue), **TUNED, "tasks": ["sst2"]}})
+    spec["entries"] = {"full": {"name": "full", "peaks": [0.01, 0.02]}}
+    refused: list[float] = []
+
+    def diverging(config: Config, *given: Any, **keys: Any) -> Any:
+        if config.train.seed == 1 and not refused:
+            refused.append(config.optimizer.peak)
+            pretrain(config, *given, **keys, until=3)
+            raise Diverged(3)
+        return pretrain(config, *given, **keys)
+
+    monkeypatch.setattr(progress, "pretrain", diverging)
+    assert not compare(spec, tmp_path / "out", console=QUIET).stopped
+    (other,) = {0.01, 0.02} - set(refused)
+    first, then = (sorted(f"full {peak} {seed}" for seed in (0, 1)) for peak in (refused[0], other))
+    columns = scores(tmp_path / "out" / "compare.json")
+    assert [columns[name] for name in (*first, *then)] == [["SST-2"], [], ["SST-2"], ["SST-2"]]
+
+
 def test_runs_of_a_record_without_scores_are_made_again(store: TokenStore, glue: Path, tmp_path: Path) -> None:
     spec = asked(store, seeds=[0], entries={"full": {"name": "full", "peaks": [0.01, 0.02]}})
     compare(spec, tmp_path / "before", record=tmp_path / "plain.json", console=QUIET)
@@ -231,7 +256,10 @@ def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tm
         ({"finetune": {"data": ".", "clip": -1}}, r"^evaluate\.finetune\.clip is -1\.0; more than 0"),
         ({"finetune": {"data": ".", "warmup": 7}}, r"^evaluate\.finetune\.warmup is 7\.0; from 0 to 1"),
         ({"finetune": {"data": ".", "tasks": []}}, r"finetune\.tasks is \[\]; one or more"),
-        ({"finetune": {"data": ".", "tasks": ["sst2", "SST-2"]}}, r"finetune\.tasks is \['sst2', 'sst2'\]; one or more"),
+        (
+            {"finetune": {"data": ".", "tasks": ["sst2", "SST-2"]}},
+            r"finetune\.tasks is \['sst2', 'sst2'\]; one or more",
+        ),
     ],
 )
 def test_sections_that_are_refused(evaluate: dict[str, Any], match: str, store: TokenStore) -> None:

@@ -44,7 +44,7 @@ NAME = "compare"  # of the files in a comparison's folder
 
 @final
 @dataclass(frozen=True)
-class Task:
+class WantedRun:
     """A run of the comparison."""
 
     run: PlannedRun
@@ -142,11 +142,11 @@ class Progress:
 
     def check(self) -> None:
         """Refuse, before anything is trained, to go on with runs that are not those wanted."""
-        for task in self.tasks():
-            task.refuse_other()
+        for one in self.wanted_runs():
+            one.refuse_other()
         if self.continued and self.unfinished():
             check_machine(self.record, self._finished.values(), self.comparison.entries)
-        models = {task.run.key for task in self.tasks() if has_model(task.folder)}
+        models = {one.run.key for one in self.wanted_runs() if has_model(one.folder)}
         if self.comparison.evaluate and any(
             run.outcome.scores and run.key not in models for run in self._finished.values()
         ):
@@ -157,13 +157,14 @@ class Progress:
         if other.record in self._sources and other._fingerprint == self._fingerprint and run.key in other._finished:
             self._others.append(other._finished[run.key])
 
-    def tasks(self) -> list[Task]:
+    def wanted_runs(self) -> list[WantedRun]:
         """Every run that is wanted by now."""
-        while self._look(self._wanted):  # what is finished may make the comparison want more, some of it finished too
+        # What is finished may make the comparison want more, some of it finished too.
+        while self._read_new(self._wanted):
             self._wanted = self._search()
         runs = self._wanted
         return [
-            Task(
+            WantedRun(
                 run,
                 self._folder(run),
                 f"{number} of {len(runs)}",
@@ -175,42 +176,49 @@ class Progress:
             for number, run in enumerate(runs, start=1)
         ]
 
-    def unfinished(self) -> list[Task]:
+    def unfinished(self) -> list[WantedRun]:
         """The runs that are wanted and not finished, or finished elsewhere without a model that is wanted here."""
-        tasks, again = self.tasks(), self._again()
-        return [task for task in tasks if task.run.key not in self._finished or task.run.key in again]
+        runs, again = self.wanted_runs(), self._to_retrain_for_scores()
+        return [one for one in runs if one.run.key not in self._finished or one.run.key in again]
 
-    def due(self) -> list[Task]:
-        """Those of them to be made now: before the models of earlier rounds are judged, no later one begins."""
+    def due(self) -> list[WantedRun]:
+        """The unfinished runs that may start now.
+
+        While models of an earlier round wait to be judged, no later seed begins.
+        """
         waiting = self.unfinished()
         if not self.unjudged:
             return waiting
-        seeds = {seed for group in self.comparison.rounds[: self._judged + 1] for seed in group}
-        return [task for task in waiting if task.run.seed in seeds]
+        return [one for one in waiting if one.run.seed in self._begun]
 
     @property
     def unjudged(self) -> bool:
         """Whether models are still to be judged by tasks."""
         return bool(self.comparison.evaluate) and self._judged < len(self.comparison.rounds)
 
+    @property
+    def _begun(self) -> set[int]:
+        """The seeds of this round and of earlier ones."""
+        return {seed for group in self.comparison.rounds[: self._judged + 1] for seed in group}
+
     def whole(self, seed: int) -> bool:
         """Whether every run of this seed is finished that is wanted by now."""
-        return not any(task.run.seed == seed for task in self.unfinished())
+        return not any(one.run.seed == seed for one in self.unfinished())
 
     @property
     def planned(self) -> int:
         """How many runs there will be, as far as that is known by now."""
-        known = len(self.tasks())
+        known = len(self.wanted_runs())
         return max(known, self.comparison.count) if self.unfinished() else known
 
     @property
     def finished(self) -> int:
-        return len(self.tasks()) - len(self.unfinished())
+        return len(self.wanted_runs()) - len(self.unfinished())
 
     def write(self) -> dict[str, Any] | None:
         """Write the record over the finished runs, and return it; None where no run is finished."""
         assert self._data is not None
-        keys = [task.run.key for task in self.tasks() if task.run.key in self._finished]
+        keys = [one.run.key for one in self.wanted_runs() if one.run.key in self._finished]
         keys += [key for key in self._finished if key not in keys]  # asked for once: what was measured is kept
         if not keys:
             return None
@@ -224,13 +232,15 @@ class Progress:
         """Judge every entry's runs of the round at its best learning rate by the tasks, once all are finished."""
         if not self.unjudged or stop.asked or self.due():
             return
-        best, seeds, wanted = self._best(), self.comparison.rounds[self._judged], {}
-        for task in (task for task in self.tasks() if task.run.seed in seeds):
-            run, outcome = task.run, self._finished[task.run.key].outcome
+        best, now, wanted = self._best(), self.comparison.rounds[self._judged], {}
+        for one in (one for one in self.wanted_runs() if one.run.seed in self._begun):
+            run, outcome = one.run, self._finished[one.run.key].outcome
             if outcome.loss is None or best[run.entry.label] != run.peak:
                 continue
-            if has_model(task.folder):
-                wanted[task.folder] = run
+            if run.seed not in now and outcome.scores:  # of earlier seeds those where another rate was the best
+                continue
+            if has_model(one.folder):
+                wanted[one.folder] = run
             elif not outcome.scores:
                 console.print(f"not judged by tasks, since its model was not kept: {run}", markup=False)
 
@@ -246,16 +256,16 @@ class Progress:
         if judge(asked, list(wanted), config, jobs=self.jobs, stop=stop, console=console, on_judged=keep):
             self._judged += 1
 
-    def _again(self) -> set[Key]:
+    def _to_retrain_for_scores(self) -> set[Key]:
         """The runs whose models are to be judged, but are known from records alone: without scores, and not here."""
         if not self.comparison.evaluate:
             return set()
         best, tune = self._best(), self.comparison.tune
         tuning = {run.entry.label for run in self._wanted if run.seed in tune and run.key not in self._finished}
-        ready = [run for run in self._wanted if run.entry.label not in tuning and self._elsewhere(run)]
+        ready = [run for run in self._wanted if run.entry.label not in tuning and self._lacks_scores(run)]
         return {run.key for run in ready if best[run.entry.label] == run.peak}
 
-    def _elsewhere(self, run: PlannedRun) -> bool:
+    def _lacks_scores(self, run: PlannedRun) -> bool:
         """Whether a record has the run, which was to be judged and was not."""
         found = self._finished.get(run.key)
         if found is None or run.key in self._here or not self.comparison.evaluate:
@@ -271,11 +281,11 @@ class Progress:
     def _search(self) -> list[PlannedRun]:
         return wanted(self.comparison, [run.outcome for run in self._finished.values()])
 
-    def _look(self, runs: Sequence[PlannedRun]) -> bool:
+    def _read_new(self, runs: Sequence[PlannedRun]) -> bool:
         """Read the runs that were finished since the last look; whether there were any."""
         before = len(self._finished)
         for run in runs:
-            if run.key not in self._finished or self._elsewhere(run):
+            if run.key not in self._finished or self._lacks_scores(run):
                 found = self._read(run)
                 if found is not None:
                     self._finished[run.key] = found

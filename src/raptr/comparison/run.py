@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.progress import Progress as Bar
 
 from raptr.comparison.outcomes import FULL, RUNS
-from raptr.comparison.progress import NAME, Progress, Task
+from raptr.comparison.progress import NAME, Progress, WantedRun
 from raptr.comparison.spec import read_comparison, read_file
 from raptr.data import TokenStore
 from raptr.files import refuse_strange
@@ -82,17 +82,17 @@ def compare_all(
     stop: StopRequest | None = None,
 ) -> list[Compared]:
     """Run several comparisons, earlier ones first; one that waits for its last runs leaves room for the next."""
-    from raptr.comparison.results import redraw, shown  # import matplotlib, which is slow
+    from raptr.comparison.results import redraw  # imports matplotlib, which is slow
 
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; 1 or more are allowed")
     console, stop = console or Console(stderr=True), stop or StopRequest()
-    compared = []
     with ExitStack() as held:
         comparisons = [read_comparison(one.spec, device=device) for one in asked]
         for one in asked:
             refuse_strange(one.out, "comparison", f"{NAME}.md", _ours)
-            held.enter_context(locked(one.out))
+            refusal = f"out is {str(one.out)!r}, where another process is comparing; wait for it, or name another"
+            held.enter_context(locked(one.out, refusal))
         held.enter_context(stop.listening())
         all_progress = [
             Progress(
@@ -120,15 +120,19 @@ def compare_all(
                 progress.judge(stop, console)
             if not any(progress.unjudged for progress in all_progress):
                 break
-        for progress in all_progress:
-            record = progress.write()
-            if record is not None:
-                redraw(record, progress.out)
-            table = None if record is None else shown(record)
-            finished, planned = progress.finished, progress.planned
-            stopped = finished < planned or progress.unjudged
-            compared.append(Compared(progress.out, finished, planned, table, stopped=stopped))
-    return compared
+        return [_concluded(progress) for progress in all_progress]
+
+
+def _concluded(progress: Progress) -> Compared:
+    """Write the record, the tables and the plot over the runs that are finished."""
+    from raptr.comparison.results import redraw, shown  # imports matplotlib, which is slow
+
+    record = progress.write()
+    if record is not None:
+        redraw(record, progress.out)
+    table = None if record is None else shown(record)
+    finished, planned = progress.finished, progress.planned
+    return Compared(progress.out, finished, planned, table, stopped=finished < planned or progress.unjudged)
 
 
 def _ours(path: Path) -> bool:
@@ -142,9 +146,9 @@ def _described(store: TokenStore) -> dict[str, Any]:
     return {"fingerprint": store.fingerprint, "tokens": tokens}
 
 
-def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, Task]]:
+def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, WantedRun]]:
     """The runs that are not finished, the first comparison's first; later comparisons are looked at only if asked."""
-    return ((progress, task) for progress in all_progress for task in progress.due())
+    return ((progress, wanted) for progress in all_progress for wanted in progress.due())
 
 
 def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
@@ -153,17 +157,19 @@ def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
 
 def _one_by_one(
     all_progress: Sequence[Progress], stop: StopRequest, console: Console
-) -> Iterator[tuple[Progress, Task]]:
+) -> Iterator[tuple[Progress, WantedRun]]:
     """Make the runs in turn until asked to stop; gives each that was made."""
     while not stop.asked and (first := next(_waiting(all_progress), None)):
-        progress, task = first
+        progress, wanted = first
         named = _named(progress, all_progress)
-        console.print(f"{named}run {task.place}: {escape(str(task.run))}", highlight=False)
-        task.train(stop, console)
+        console.print(f"{named}run {wanted.place}: {escape(str(wanted.run))}", highlight=False)
+        wanted.train(stop, console)
         yield first
 
 
-def _at_once(all_progress: Sequence[Progress], stop: StopRequest, console: Console) -> Iterator[tuple[Progress, Task]]:
+def _at_once(
+    all_progress: Sequence[Progress], stop: StopRequest, console: Console
+) -> Iterator[tuple[Progress, WantedRun]]:
     """Make the runs in several processes until asked to stop; gives each that was made."""
     first = next(_waiting(all_progress), None)
     if first is None:
@@ -171,7 +177,7 @@ def _at_once(all_progress: Sequence[Progress], stop: StopRequest, console: Conso
     jobs, device = first[0].jobs, first[1].run.config.train.resolve_device()
     with Workers(jobs, device) as workers, Bar(console=console) as bar:
         shown = bar.add_task("runs", total=None)
-        running: dict[Future[None], tuple[Progress, Task]] = {}
+        running: dict[Future[None], tuple[Progress, WantedRun]] = {}
         submitted: set[Path] = set()
 
         def submit() -> None:
@@ -184,15 +190,15 @@ def _at_once(all_progress: Sequence[Progress], stop: StopRequest, console: Conso
         submit()
         while running and not stop.asked:
             for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
-                progress, task = running.pop(future)
+                progress, wanted = running.pop(future)
                 future.result()
-                said = f"{_named(progress, all_progress)}run {task.place} {task.state}: {escape(str(task.run))}"
+                said = f"{_named(progress, all_progress)}run {wanted.place} {wanted.state}: {escape(str(wanted.run))}"
                 bar.console.print(said, highlight=False)
                 submit()
                 counted = [(one.finished, one.planned) for one in all_progress]
                 bar.update(shown, completed=sum(n for n, _ in counted), total=sum(n for _, n in counted))
-                yield progress, task
+                yield progress, wanted
 
 
-def _make(stop: StopRequest, task: Task) -> None:
-    task.train(stop, Console(quiet=True))
+def _make(stop: StopRequest, wanted: WantedRun) -> None:
+    wanted.train(stop, Console(quiet=True))

@@ -48,7 +48,7 @@ from raptr.train.flops import planned_flops
 from raptr.train.resolve import check_vocabulary
 
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
-ROUNDING = 1e-9  # a budget counts as kept within this relative error
+TOLERANCE = 1e-9  # a budget counts as kept within this relative error
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
         budget = fraction * full.flops
         entries = {label: e if label == FULL else _solved(e, budget, vocabulary) for label, e in entries.items()}
     else:
-        cheaper = [e.flops / full.flops for e in entries.values() if e.flops < full.flops * (1 - ROUNDING)]
+        cheaper = [e.flops / full.flops for e in entries.values() if e.flops < full.flops * (1 - TOLERANCE)]
         fraction = sum(cheaper) / len(cheaper) if cheaper else 1.0
     reduced = _solved(replace(full, label=REDUCED), fraction * full.flops, vocabulary)
     shorter = reduced.steps < full.steps
@@ -222,7 +222,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
 
 def affordable(cost: Callable[[int], float], budget: float, start: int) -> int:
     """The largest number of steps that costs no more than `budget`, searched from `start`; more steps cost more."""
-    budget *= 1 + ROUNDING
+    budget *= 1 + TOLERANCE
     low, high = start, start + 1
     while cost(high) <= budget:
         low, high = high, 2 * high

@@ -78,7 +78,8 @@ class RunFolder:
                 f"run is {str(self.path)!r}, a folder that is no run but holds {', '.join(others[:4])}; "
                 "name a new or an empty folder"
             )
-        with locked(self.path):
+        refusal = f"run is {str(self.path)!r}, where another process is training; wait for it, or name another run"
+        with locked(self.path, refusal):
             try:
                 self._held = self._settled(config, self.read() if is_run else None, fresh=fresh)
                 yield self._held

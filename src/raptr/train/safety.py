@@ -65,12 +65,11 @@ def _lacking(error: BaseException | None) -> str | None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a second one is refused. The system lets go when the process ends.
+def locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the folder for this process; a second one gets `refusal`. The system lets go when the process ends.
 
     Where nothing was written, as when a start was refused, everything is left as it was found.
     """
-    refusal = f"run is {str(folder)!r}, where another process is training; wait for it, or name another run"
     with files.made(folder):
         before = set(os.listdir(folder))
         with files.locked(folder / LOCK, refusal):
