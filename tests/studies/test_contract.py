@@ -177,7 +177,12 @@ def test_stability_refuses_what_it_does_not_take(tmp_path: Path, option: str, va
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"), [(["stability"], "stability.*run"), (["linear", "x"], "run.*'x'.*linear")]
+    ("arguments", "named"),
+    [
+        (["stability"], "stability.*run"),
+        (["linear", "x"], "run.*'x'.*linear"),
+        (["linear", "--step", "3"], "step is 3.*linear"),
+    ],
 )
 def test_a_run_is_for_stability_alone(tmp_path: Path, arguments: list[str], named: str) -> None:
     done = CliRunner().invoke(app, ["study", *arguments, "--out", str(tmp_path / "out")])

@@ -240,6 +240,19 @@ def test_a_run_that_was_trained_further_is_measured_anew_in_another_folder(train
     assert before["psi"] != after["psi"]
 
 
+def test_an_earlier_checkpoint_is_measured_in_a_folder_of_its_own(trained: Path, tmp_path: Path) -> None:
+    newest = study_stability(trained, tmp_path, batches=1, device="cpu", console=QUIET)
+    run = shutil.copytree(trained, tmp_path / "hamlet")
+    pretrain(Config.read(yaml.safe_load((run / "config.yaml").read_text())), run, until=7, console=QUIET)
+    folder = study_stability(run, tmp_path, step=6, batches=1, device="cpu", console=QUIET)
+    assert folder.name == "stability-hamlet-step-6"
+    before, found = (json.loads((one / "result.json").read_text()) for one in (newest, folder))
+    assert (found["step"], found["psi"]) == (6, before["psi"])
+    with pytest.raises(ValueError, match=r"step is 8; allowed, since they have a checkpoint: 6, 7"):
+        study_stability(run, tmp_path, step=8, batches=1, device="cpu", console=QUIET)
+    assert not (tmp_path / "stability-hamlet-step-8").exists()
+
+
 def test_the_whole_model_has_the_loss_that_the_loop_measured(trained: Path, tmp_path: Path) -> None:
     folder = study_stability(trained, tmp_path, batches=2, device="cpu", console=QUIET)
     found = checkpoint.load_latest(trained / "checkpoints")

@@ -15,6 +15,9 @@ from raptr.studies.findings import FINDINGS, findings_table
 def study(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(FINDINGS)}.")],
     run: Annotated[Path | None, typer.Argument(help="For stability: the run whose model is studied.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="For stability: the step of the checkpoint. [default: the newest]")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Repetitions. [default: the study's]")] = None,
     small: Annotated[bool, typer.Option("--small", help="A smaller setting: minutes on two cores.")] = False,
     steps: Annotated[
@@ -29,7 +32,7 @@ def study(
     console = Console(stderr=True)
     given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
     try:
-        folder = conduct_named(name, run, out, **given, console=console)
+        folder = conduct_named(name, run, out, step=step, **given, console=console)
     except KeyboardInterrupt:
         console.print("stopped; what was finished is kept, and the same command continues")
         raise typer.Exit(3) from None

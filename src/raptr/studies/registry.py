@@ -25,6 +25,7 @@ def conduct_named(
     run: Path | None,
     out: Path,
     *,
+    step: int | None,
     seeds: int | None,
     small: bool,
     steps: Sequence[int],
@@ -37,6 +38,8 @@ def conduct_named(
         raise ValueError(f"The study {STABILITY} needs a run: raptr study {STABILITY} RUN, such as runs/demo-raptr.")
     if run is not None and name != STABILITY:
         raise ValueError(f"run is {str(run)!r}, but the study {name} trains models of its own. Leave it out.")
+    if step is not None and name != STABILITY:
+        raise ValueError(f"step is {step}, but the study {name} trains models of its own. Leave --step out.")
     options: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps}
     with stoppable():
         if run is None:
@@ -44,4 +47,4 @@ def conduct_named(
         for option, value in options.items():
             if value:
                 raise ValueError(f"{option} is {value}; the study {STABILITY} does not take it")
-        return study_stability(run, out, device=device, console=console)
+        return study_stability(run, out, step=step, device=device, console=console)

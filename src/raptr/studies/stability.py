@@ -194,11 +194,16 @@ def gather(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "auto", console: Console) -> Path:
-    """Measure a run's newest checkpoint on held-out text; writes result.json and stability.png, returns the folder."""
+def study_stability(
+    run: Path, out: Path, *, step: int | None = None, batches: int = 16, device: str = "auto", console: Console
+) -> Path:
+    """Measure a run's newest checkpoint, or the one at `step`, on held-out text.
+
+    Writes result.json and stability.png; returns the folder, which is named after the run and the step, if given.
+    """
     if batches < 1:
         raise ValueError(f"batches is {batches}; a whole number from 1 on is allowed")
-    loaded = load_model(run)
+    loaded = load_model(run, step)
     model, config, found = loaded.model, loaded.config, loaded.checkpoint
     store = open_data(config, run, console)
     if (trained_on := found.progress().data) != store.fingerprint:
@@ -226,7 +231,8 @@ def study_stability(run: Path, out: Path, *, batches: int = 16, device: str = "a
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
     run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
     setting = {"checkpoint": digest, "subnetworks": run_as, "windows": len(held_out), "batch": settings.batch}
-    with study_folder(out / f"stability-{run.resolve().name}") as folder:
+    name = f"stability-{run.resolve().name}" + (f"-step-{step}" if step is not None else "")
+    with study_folder(out / name) as folder:
         measured = run_jobs(
             folder, setting, list(pieces), lambda key: measure(probe, pieces[key]), console, "stability"
         )
