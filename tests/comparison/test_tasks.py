@@ -239,6 +239,17 @@ def test_decoders_are_judged_by_few_shot_tasks(stores: dict[str, TokenStore], tm
     assert "± is the 95% interval of that model's score over the examples, not the error over pretraining seeds" in page
 
 
+def test_models_that_cannot_be_exported_are_refused_before_they_are_trained(store: TokenStore, glue: Path) -> None:
+    spec = asked(store, evaluate={"finetune": {"data": str(glue), **TUNED}})
+    read_comparison(spec)
+    settings = {**spec["settings"], "model": {**spec["settings"]["model"], "head_size": 2}}
+    with pytest.raises(ValueError, match=r"evaluate is given, but .* model\.head_size is 2"):
+        read_comparison({**spec, "settings": settings})
+    entries = {"full": {"name": "full"}, "dropping": {"name": "stochastic-depth", "scaled": "layer"}}
+    with pytest.raises(ValueError, match=r"models of entry 'dropping' cannot be evaluated.* whole layers"):
+        read_comparison({**spec, "entries": entries})
+
+
 @pytest.mark.parametrize(
     ("evaluate", "match"),
     [

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from raptr.evaluation.run import COLUMNS
-from raptr.evaluation.summary import Row, at_chance, draw, notes, rich_table, rows
+from raptr.evaluation.summary import Row, at_chance, best_rate, draw, notes, rich_table, rows
 
 
 def job(rate: float, seed: int, value: float | None) -> dict[str, Any]:
@@ -56,6 +56,26 @@ def test_a_rate_that_diverged_is_never_the_best() -> None:
 
 def row_of(mean: float, interval: float | None) -> Row:
     return Row(1e-5, 3, {"accuracy": mean}, None, mean, interval, 0, best=True, edge=False)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({1: [0.8, 0.8, 0.8], 2: [0.7, 0.7, 0.9]}, 1),
+        ({1: [0.7, 0.8, 0.8], 2: [0.8, 0.5, 0.5], 3: [0.1]}, 1),  # one job more, far below, changes nothing
+        ({1: [0.7, 0.8, 0.8], 2: [0.8, 0.5, 0.5], 3: [0.9]}, 3),  # on the seed that it has it is the best
+        ({1: [0.7], 2: [0.9, 0.5, 0.5], 3: [0.8]}, 2),  # as `--tune 1` leaves it
+        ({1: [0.7, 0.9], 2: [0.8, 0.6, 0.9], 3: [0.5]}, 1),
+        ({1: [0.9, None], 2: [0.8, 0.8]}, 2),
+        ({1: [0.58, 0.58], 2: [0.58, 0.58], 3: [0.58, 0.58]}, 3),  # at chance: higher rates may learn
+        ({1: [1.0], 2: [1.0], 3: [1.0]}, 2),  # there is nothing to gain
+        ({1: [0.6], 2: [0.8], 3: [0.8]}, 2),
+        ({1: [None], 2: [None]}, None),
+    ],
+)
+def test_the_best_rate_is_compared_on_shared_seeds(scores: dict[float, list[float | None]], best: float | None) -> None:
+    jobs = {rate: [job(rate, seed, value) for seed, value in enumerate(own)] for rate, own in scores.items()}
+    assert best_rate(jobs, "accuracy") == best
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,23 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
         evaluate=read_evaluate(spec.evaluate, base),
     )
     for entry in comparison.entries:  # a bad seed or learning rate is refused before anything runs
+        if comparison.evaluate:
+            _check_export(entry)
         for peak in entry.peaks:
             for seed in spec.seeds:
                 at(entry.config, peak=peak, seed=seed)
     return comparison
+
+
+def _check_export(entry: Entry) -> None:
+    """Refuse an entry whose trained models no evaluation can load."""
+    from raptr.train.exporting import judged  # imports transformers, which is slow
+
+    try:
+        judged(entry.config.make_method(), entry.steps)
+    except ValueError as error:
+        what = f"evaluate is given, but the models of entry {entry.label!r} cannot be evaluated"
+        raise ValueError(f"{what}. {error}") from None
 
 
 def affordable(cost: Callable[[int], float], budget: float, start: int) -> int:

@@ -70,7 +70,7 @@ class Evaluate:
 
 
 def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
-    """Check the section before anything is trained: its keys, the data, the extra, and the kind of model."""
+    """Check the section before anything is trained: its keys, the data, the extra, the kind and size of model."""
     for key in given:
         if key not in KINDS:
             raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
@@ -82,6 +82,8 @@ def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
             f"evaluate.{other} is given, but objective.name is {config.objective.name!r}, whose models it does not "
             f"judge. Use evaluate.{kind}."
         )
+    if reason := config.dimensions.unexportable():
+        raise ValueError(f"evaluate is given, but the models cannot be evaluated. {reason}")
     if kind == "fewshot":
         return Evaluate(fewshot=_read_fewshot(given["fewshot"], config))
     finetune, recipe = _read_finetune(given["finetune"])

@@ -1,7 +1,7 @@
 """The jobs of a fine-tuning summed up: a row for each learning rate, a table and a bar chart.
 
-The best rate has the highest mean over the seeds that all rates have; a rate at which a job diverged is never the
-best. Intervals are Student's, over the seeds, as in comparisons.
+The best rate has the highest mean over the seeds that the compared rates have; a rate at which a job diverged is never
+the best. Intervals are Student's, over the seeds, as in comparisons.
 """
 
 import math
@@ -66,16 +66,26 @@ def rows(jobs: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Row]
 def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str) -> float | None:
     """The rate with the highest mean over the seeds that all rates have; None where none is without a divergence.
 
-    Of equals it is one inside the grid.
+    A rate with fewer seeds that is not the best on those is left out, and the others are compared on more. Of equals it
+    is one inside the grid; where all are equal, as at chance, the highest, since higher ones may still learn.
     """
-    scores = {
-        rate: {job["seed"]: -math.inf if job["scores"] is None else job["scores"][metric] for job in group}
-        for rate, group in by_rate.items()
+    left = {
+        rate: {job["seed"]: job["scores"][metric] for job in group}
+        for rate, group in sorted(by_rate.items())
+        if all(job["scores"] is not None for job in group)
     }
-    shared = set.intersection(*(set(by_seed) for by_seed in scores.values())) if scores else set()
-    whole = {rate for rate, by_seed in scores.items() if -math.inf not in by_seed.values()}
-    means = {rate: fmean(scores[rate][seed] for seed in shared) for rate in sorted(whole) if shared}
-    return max(means, key=lambda rate: (means[rate], min(means) < rate < max(means)), default=None)
+    while left and (shared := set.intersection(*map(set, left.values()))):
+        means = {rate: fmean(scores[seed] for seed in shared) for rate, scores in left.items()}
+        if len({*means.values()}) == 1 and max(means.values()) < 1:
+            best = max(means)
+        else:
+            best = max(means, key=lambda rate: (means[rate], min(means) < rate < max(means)))
+        most = max(map(len, left.values()))
+        beaten = [rate for rate in left if rate != best and len(left[rate]) == len(shared) < most]
+        if not beaten:
+            return best
+        left = {rate: scores for rate, scores in left.items() if rate not in beaten}
+    return None
 
 
 def standard_error(metric: str, value: float, examples: int) -> float:
