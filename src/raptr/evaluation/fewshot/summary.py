@@ -310,3 +310,5 @@ def _bars(
             draw_constant(axes, place, unit * _constant(row))
     axes.set_xticks(np.arange(len(tasks)), tasks, rotation=45, ha="right", fontsize=7, parse_math=False)
     axes.set_ylim(bottom=0)
+    if key == "score":
+        axes.set_ylim(top=min(axes.get_ylim()[1], 105.0))  # whiskers of few examples reach beyond what is possible
