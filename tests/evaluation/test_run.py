@@ -287,8 +287,12 @@ def test_a_grid_is_widened_until_its_best_rate_is_inside(bert: Path, little: Pat
     assert alone == [(RATE, 0), (RATE / 2, 0), (RATE * 2, 0)]
     inside = widen(bert, little, tmp_path / "inside", peak_at(2e-4), rates=[1e-4, 2e-4, 4e-4], seeds=1)
     assert inside == [(1e-4, 0), (2e-4, 0), (4e-4, 0)]
-    equal = widen(bert, little, tmp_path / "equal", lambda _: 0.5, rates=[1e-4, 2e-4], seeds=1)
-    assert equal == [(1e-4, 0), (2e-4, 0), (5e-5, 0)]
+    perfect = widen(bert, little, tmp_path / "perfect", lambda _: 1.0, rates=[1e-4, 2e-4], seeds=1)
+    assert perfect == [(1e-4, 0), (2e-4, 0), (5e-5, 0)]
+    asleep = widen(
+        bert, little, tmp_path / "asleep", lambda rate: 0.7 if rate > 7e-4 else 0.5, rates=[1e-4, 2e-4], seeds=1
+    )
+    assert [rate for rate, _ in asleep] == [1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3]  # equal scores: higher rates may learn
 
 
 def test_a_widened_grid_ends(bert: Path, little: Path, tmp_path: Path) -> None:
