@@ -80,6 +80,22 @@ def test_each_method_is_judged_by_its_nearest_measurement() -> None:
     assert chosen(row(GRADUAL, -0.3, place=short), row(DOUBLING, 0.02)) == "progressive-stacking"
 
 
+def test_what_is_known_of_a_method_nearby_counts_for_all_its_schedules() -> None:
+    shallow = replace(PLACE, layers=6)
+    short_start = {**DOUBLING, "lengths": "equal", "average": 9.0}
+    here = row({**short_start, "schedule": "2-3-6", "average": 4.5}, 0.02, place=shallow)
+    rows = (
+        row(short_start, -0.05),
+        row(DOUBLING, -0.07, longer=1.27),
+        row({**short_start, "average": 8.0}, -0.03),
+        here,
+    )
+    assert best(shallow, rows) is here  # not a schedule that was measured with 12 layers only
+    assert best(replace(PLACE, layers=7), rows) is here
+    assert best(PLACE, rows) is rows[0]
+    assert best(shallow, rows[:-1]) is rows[0]
+
+
 def test_of_what_is_equally_well_known_the_nearest_is_taken() -> None:
     here, there = replace(PLACE, layers=6), replace(PLACE, layers=8)
     rows = (row(DOUBLING, -0.03, seeds=1, place=here, longer=1.3), row(GRADUAL, -0.09, seeds=1, place=there))

@@ -30,6 +30,7 @@ NEAR = 2.0  # a measurement is far where depth, width or tokens per weight diffe
 REACH = 4.0  # methods that were measured within this factor are compared with each other
 SAME = 1.005  # relative steps that count as the same
 OF_STEPS = ("full_start", "mask_steps")  # settings that are a number of steps
+OF_STAGES = ("schedule", "lengths", "average")  # settings that say how large the stages are, and how long
 OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
 
 
@@ -205,8 +206,8 @@ def _shares(method: Mapping[str, Any]) -> str:
 def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
     """The measurement whose method is to be taken at a place; None: full training.
 
-    Each method is judged by its nearest measurement. Those within a factor of REACH are compared; where there are none,
-    those at the nearest place.
+    Each method is judged where it was measured nearest. Those within a factor of REACH are compared; where there are
+    none, those at the nearest place.
     """
     alike = [row for row in measured if row.place.learns_as(place)]
     alike = alike or [row for row in measured if row.place.family == place.family] or list(measured)
@@ -218,12 +219,15 @@ def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
 
 
 def nearest(place: Place, measured: Sequence[Measured]) -> list[Measured]:
-    """Of each method with its settings, the measurement that is nearest."""
+    """Of each method what was measured nearest to a place, once for each schedule that it had there."""
+    by_method: dict[str, list[Measured]] = {}
+    for row in sorted(measured, key=lambda row: _order(place, row)):
+        rest = {key: value for key, value in row.method.items() if key not in OF_STAGES}
+        by_method.setdefault(json.dumps(rest, sort_keys=True), []).append(row)
     found: dict[str, Measured] = {}
-    for row in measured:
-        key = json.dumps(row.method, sort_keys=True)
-        if key not in found or _order(place, row) < _order(place, found[key]):
-            found[key] = row
+    for first, *others in by_method.values():
+        for row in (first, *(row for row in others if row.place == first.place)):
+            found.setdefault(json.dumps(row.method, sort_keys=True), row)
     return list(found.values())
 
 
