@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
 from raptr.comparison.table import Row, best_peak, denoisers_markdown, difference, finals, markdown, notes, rows
-from raptr.report.statistics import Mean, mean
+from raptr.report.statistics import Mean, mean, pooled
 
 FULL, REDUCED = "full", "full (reduced)"
 
@@ -53,6 +53,46 @@ def test_mean_and_interval() -> None:
     assert many.interval == pytest.approx(2.042 * math.sqrt(25 / 99) / 10)  # beyond 30 degrees of freedom, that of 30
     assert mean([4.0]) == Mean(4.0, None, 1)
     assert mean([]) is None
+
+
+def test_pooled_intervals_take_the_variance_within_all_groups() -> None:
+    def group(*values: float, own: float | None = None) -> list[Mean]:
+        return [Mean(value, own, 3) for value in values]
+
+    # within: 2·0.5² and 2·1.5², on 2 degrees of freedom: variance 2.5
+    one, other, single, none = pooled([group(1.0, 2.0), group(7.0, 10.0), group(4.0), []])
+    assert_near(one, 1.5, math.sqrt(2.5 / 2) * 4.303 / 12.706, 2)
+    assert_near(other, 8.5, math.sqrt(2.5 / 2) * 4.303 / 12.706, 2)
+    assert single is not None
+    assert (single.mean, single.n) == (4.0, 1)
+    assert single.interval == pytest.approx(4.303 * math.sqrt(2.5))
+    assert none is None
+    assert pooled([group(1.0, 2.0, 6.0)]) == [mean([1.0, 2.0, 6.0])]
+    assert pooled([group(1.0), group(2.0)]) == [Mean(1.0, None, 1), Mean(2.0, None, 1)]
+    # the values' own errors: variance 4 on 8 degrees of freedom, where those between them are smaller
+    (near,) = pooled([group(1.0, 1.1, 1.2, 1.3, own=4.303 * 2.0)])
+    assert near is not None
+    assert near.interval == pytest.approx(2.306 * 2.0 / math.sqrt(4))
+
+
+def test_errors_of_scores_are_pooled_over_the_entries() -> None:
+    def judged(label: str, seed: int, *scores: float) -> Outcome:
+        cells = {name: {"score": one, "interval": 0.2, "n": 3} for name, one in zip(("a", "b"), scores, strict=True)}
+        return replace(run(label, 0.1, seed, 2.0), scores=cells)
+
+    first, second = judged(FULL, 0, 0.5, 0.7), judged(FULL, 1, 0.6, 0.7)
+    other = [judged("raptr", 0, 0.1, 0.1), judged("raptr", 1, 0.4, 0.5)]
+    grids: dict[str, tuple[float, ...]] = {FULL: (0.1,), "raptr": (0.1,)}
+    # a: variance (0.005 + 0.045) / 2, b: (0 + 0.08) / 2, averages 0.6, 0.65 and 0.1, 0.45: (0.00125 + 0.06125) / 2
+    expected = ((0.55, 0.7, 0.625), (0.25, 0.3, 0.275))
+    for row, means in zip(table([first, second, *other], grids).values(), expected, strict=True):
+        assert list(row.scores) == ["a", "b", "Avg."]
+        for score, centre, variance in zip(row.scores.values(), means, (0.025, 0.04, 0.03125), strict=True):
+            assert_near(score, centre, math.sqrt(variance / 2) * 4.303 / 12.706, 2)
+    both, alone = table([first, second, other[0]], grids).values()
+    assert_near(both.scores["a"], 0.55, 0.05, 2)  # that of its own models: larger than 2.776·0.2/4.303/√2
+    assert alone.scores["a"] == Mean(0.1, 0.2, 1)  # of one model alone the error of its own score
+    assert alone.scores["Avg."].interval == pytest.approx(0.2 / math.sqrt(2))
 
 
 def test_differences_are_paired_by_seed_whatever_the_order() -> None:

@@ -129,19 +129,19 @@ def about_scores(record: Mapping[str, Any]) -> str:
 def _errors(record: Mapping[str, Any], table: Sequence[Row]) -> str:
     """What the scores are means over, and what their ± is."""
     single = _single(table)
-    if not single:
-        return "Scores are percent, means over the pretraining seeds with 95% intervals."
     own = "its error is not known"
     if any(score.interval is not None for row in single for score in row.scores.values()):
         over = f"over the {_within(record)}, not the error over pretraining seeds"
         own = f"± is the 95% interval of that model's score {over}"
     if len(single) == len(table):
         return f"Scores are percent, each of one pretrained model; {own}."
-    labels = "; ".join(row.label for row in single)
-    return (
-        "Scores are percent, means over the pretraining seeds with 95% intervals. "
-        f"Of some entries one model alone was judged ({labels}); there {own}."
+    said = (
+        "Scores are percent, means over the pretraining seeds; ± is a 95% interval, the same for all entries with as "
+        f"many seeds: from the variance between pretraining seeds, or that over the {_within(record)} where it is "
+        "larger."
     )
+    labels = "; ".join(row.label for row in single)
+    return f"{said} Of some entries one model alone was judged ({labels}); there {own}." if single else said
 
 
 def _where(environments: Sequence[Mapping[str, Any]]) -> str:

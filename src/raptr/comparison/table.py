@@ -8,9 +8,9 @@ which a run diverged is never the best.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group
@@ -20,7 +20,7 @@ from rich.text import Text
 from raptr.comparison.outcomes import FULL, REDUCED, Outcome
 from raptr.report.columns import Column, fixed, markdown_table
 from raptr.report.scores import AVERAGE, averaged
-from raptr.report.statistics import Mean, mean, shown
+from raptr.report.statistics import Mean, mean, pooled, shown
 from raptr.report.units import duration
 
 
@@ -50,31 +50,29 @@ def rows(outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], full
     best = {label: best_peak(by_peak) for label, by_peak in table.items()}
     references = {label: table[label][peak] for label in (FULL, REDUCED) if (peak := best.get(label)) is not None}
     full_seconds = _seconds(references.get(FULL, ()))
-    tasks = score_columns(outcomes)
+    finished = {(label, peak): runs for label, by_peak in table.items() for peak, runs in by_peak.items() if runs}
+    scores = dict(zip(finished, _scores(list(finished.values())), strict=True))
     made = []
-    for label, by_peak in table.items():
-        for peak, runs in by_peak.items():
-            if not runs:
-                continue
-            seconds = _seconds(runs)
-            made.append(
-                Row(
-                    label=label,
-                    peak=peak,
-                    steps=runs[0].steps,
-                    loss=mean(run.loss for run in runs if run.loss is not None),
-                    diverged={run.seed: run.diverged for run in runs if run.diverged is not None},
-                    flops=_average(run.flops / full_flops for run in runs if run.loss is not None),
-                    seconds=seconds,
-                    relative_time=seconds / full_seconds if seconds and full_seconds else None,
-                    to_full=None if label == FULL else difference(runs, references.get(FULL, ())),
-                    to_reduced=None if label == REDUCED else difference(runs, references.get(REDUCED, ())),
-                    best=peak == best[label],
-                    edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
-                    denoisers=_denoisers(runs),
-                    scores=_scores(runs, tasks),
-                )
+    for (label, peak), runs in finished.items():
+        by_peak, seconds = table[label], _seconds(runs)
+        made.append(
+            Row(
+                label=label,
+                peak=peak,
+                steps=runs[0].steps,
+                loss=mean(run.loss for run in runs if run.loss is not None),
+                diverged={run.seed: run.diverged for run in runs if run.diverged is not None},
+                flops=_average(run.flops / full_flops for run in runs if run.loss is not None),
+                seconds=seconds,
+                relative_time=seconds / full_seconds if seconds and full_seconds else None,
+                to_full=None if label == FULL else difference(runs, references.get(FULL, ())),
+                to_reduced=None if label == REDUCED else difference(runs, references.get(REDUCED, ())),
+                best=peak == best[label],
+                edge=peak == best[label] and len(by_peak) > 1 and peak in (min(by_peak), max(by_peak)),
+                denoisers=_denoisers(runs),
+                scores=scores[label, peak],
             )
+        )
     return made
 
 
@@ -84,23 +82,37 @@ def _denoisers(runs: Sequence[Outcome]) -> dict[str, Mean]:
     return {name: found for name, found in means.items() if found is not None}
 
 
-def score_columns(outcomes: Iterable[Outcome]) -> list[str]:
+def _score_columns(outcomes: Iterable[Outcome]) -> list[str]:
     """The tasks on which every run was judged that was judged on any."""
     judged = [run.scores for run in outcomes if run.scores]
     return [name for name in judged[0] if all(name in scores for scores in judged)] if judged else []
 
 
-def _scores(runs: Sequence[Outcome], tasks: Sequence[str]) -> dict[str, Mean]:
-    """The mean over seeds on each task, and of the seeds' averages; of a single model the errors of its own scores."""
-    judged = [[run.scores[name] for name in tasks] for run in runs if run.scores]
-    if len(judged) == 1:
-        own = [Mean(cell["score"], cell.get("interval"), 1) for cell in judged[0]]
-        return dict(zip(tasks, own, strict=True)) | ({AVERAGE: averaged(own)} if len(tasks) > 1 else {})
-    scores = [[cell["score"] for cell in cells] for cells in judged]
-    means = {name: mean(column) for name, column in zip(tasks, zip(*scores, strict=True), strict=False)}
-    if len(tasks) > 1:
-        means[AVERAGE] = mean(map(fmean, scores))
-    return {name: found for name, found in means.items() if found is not None}
+def _scores(runs: Sequence[Sequence[Outcome]]) -> list[dict[str, Mean]]:
+    """Each row's means over seeds on every task, and of the seeds' averages; n counts models.
+
+    Of a single model the errors are those of its own scores; the others' are pooled (`statistics.pooled`).
+    """
+    tasks = _score_columns(run for row in runs for run in row)
+    if not tasks:
+        return [{} for _ in runs]
+    names = [*tasks, AVERAGE] if len(tasks) > 1 else tasks
+    judged = [[_own(run.scores, tasks) for run in row if run.scores] for row in runs]
+    several = [models if len(models) > 1 else [] for models in judged]
+    columns = [pooled([[model[number] for model in row] for row in several]) for number in range(len(names))]
+    made = []
+    for place, models in enumerate(judged):
+        means: Sequence[Mean | None] = [column[place] for column in columns]
+        if len(models) == 1:
+            means = [replace(score, n=1) for score in models[0]]
+        made.append({name: found for name, found in zip(names, means, strict=False) if found is not None})
+    return made
+
+
+def _own(scores: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> list[Mean]:
+    """The scores of a model with their own errors, and their average."""
+    own = [Mean(scores[name]["score"], scores[name].get("interval"), scores[name].get("n", 1)) for name in tasks]
+    return [*own, averaged(own)]
 
 
 def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
