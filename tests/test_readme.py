@@ -112,6 +112,15 @@ def test_the_readme_quotes_the_long_runs() -> None:
             assert f"{abs(difference.mean):.3f} ± {difference.interval:.3f} {side}" in README
 
 
+@pytest.mark.parametrize("name", ["same-steps-67-12x256", "same-steps-6x256"])
+def test_the_readme_quotes_the_same_steps_elsewhere(name: str) -> None:
+    record = json.loads((ROOT / f"docs/results/evidence/{name}.json").read_text(encoding="utf-8"))
+    (row,) = [row for row in finals(read_rows(record)) if row.label.startswith("progressive")]
+    assert row.to_full is not None
+    assert f"{-row.to_full.mean:.3f} ± {row.to_full.interval:.3f} below" in README
+    assert f"{row.flops:.2f} of the FLOPs" in README
+
+
 @pytest.mark.parametrize("name", ["causal-12x256", "ul2-12x256"])
 def test_the_readme_quotes_the_decoders(name: str) -> None:
     record = json.loads((ROOT / f"docs/results/evidence/{name}.json").read_text(encoding="utf-8"))

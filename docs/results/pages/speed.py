@@ -263,6 +263,21 @@ def trainer_speed_ups(records: Records) -> str:
     return table(["model", "way", "realised speed-up", "counted"], rows)
 
 
+def finetunings(records: Records) -> str:
+    """Fine-tunings at once, as one joined model."""
+    rows = [
+        [
+            str(one["models"]),
+            fixed(one["milliseconds"], 1),
+            fixed(one["steps_per_second"], 0),
+            fixed(one["floor_milliseconds"], 2),
+            fixed(one["to_floor"], 1),
+        ]
+        for one in records["finetune"]["ways"]
+    ]
+    return table(["models", "ms a step", "steps/s of all together", "floor, ms", "ratio to it"], rows)
+
+
 PAGE = Page(
     name="results/speed",
     records={
@@ -279,6 +294,7 @@ PAGE = Page(
         "engines_512": "benchmarks/results/parallel_speed_512.json",
         "trainer": "benchmarks/results/trainer_speed.json",
         "trainer_growth": "benchmarks/results/trainer_speed_growth.json",
+        "finetune": "benchmarks/results/finetune_speed.json",
     },
     tables={
         "full-model": full_model,
@@ -297,5 +313,6 @@ PAGE = Page(
         "trainer": trainer,
         "trainer-speed-ups": trainer_speed_ups,
         "trainer-growth": trainer_growth,
+        "finetunings": finetunings,
     },
 )

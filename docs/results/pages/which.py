@@ -33,19 +33,31 @@ FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas",
 
 
 def answer(records: Records) -> str:
-    """The advice for the longest training with each objective, in a sentence; three seeds come before fewer."""
+    """The advice for each objective: where a method ended below full training, for the longest training.
+
+    Three seeds come before fewer. A method that was as good for fewer FLOPs stands beside it.
+    """
     rows, taken = measurements(records), dict[str, Measured]()
     found = [best(place, [row for row in rows if row.place == place]) for place in _places(rows)]
     known = [row for row in found if row is not None]
-    known.sort(key=lambda row: (row.to_full.seeds < SEEDS, -row.place.tokens_per_weight, row.to_full.mean))
+    known.sort(key=lambda row: (row.to_full.seeds < SEEDS, not row.to_full.below, -row.place.tokens_per_weight))
     for row in known:
         taken.setdefault(row.place.objective, row)
     return "\n\n".join(
         f"**At {row.place} ({KINDS[objective]}) take `{named(row.method)}`**: it ended {row.to_full} full training "
         f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, and {row.to_reduced} full training "
-        f"with as few FLOPs ({_seeds(row)})."
+        f"with as few FLOPs ({_seeds(row)}).{_cheaper(row, rows)}"
         for objective, row in taken.items()
     )
+
+
+def _cheaper(taken: Measured, rows: Iterable[Measured]) -> str:
+    """The cheapest that was measured at the same place and ended below full training in its steps, too."""
+    sure = [row for row in rows if row.place == taken.place and row.to_full.seeds >= SEEDS and row.to_full.below]
+    least = min((row for row in sure if row.longer <= SAME), key=lambda row: row.flops, default=taken)
+    if least.flops >= taken.flops:
+        return ""
+    return f" `{named(least.method)}` ended {least.to_full} full training with {least.flops:.2f} of its FLOPs."
 
 
 def take(records: Records) -> str:
