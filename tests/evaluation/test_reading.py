@@ -10,6 +10,7 @@ import pytest
 
 from raptr.evaluation.reading import read_task
 from raptr.evaluation.tasks import TASKS, find_task
+from raptr.files import sha256_of
 from tests.evaluation.tiny import make_task, opinions, write_jsonl
 
 MNLI_COLUMNS = "index\tpromptID\tpairID\tgenre\tsentence1_parse\tsentence1\tsentence2\tlabel1\tgold_label"
@@ -85,6 +86,18 @@ def test_columns_and_the_dev_file_can_be_named(tmp_path: Path) -> None:
     assert data.train.texts[3] == ("3", "t")
     assert (len(data.dev), data.labels) == (4, ("0", "1", "2"))
     assert read_task(TASKS["classification"], tmp_path, label="kind", dev="hard.jsonl").dev.texts[0] == ("x",)
+
+
+def test_checksums_are_those_of_what_was_read(tmp_path: Path) -> None:
+    make_task(tmp_path, opinions(8, 0), opinions(4, 1))
+    data, sums = (
+        read_task(TASKS["sst2"], tmp_path),
+        [sha256_of(tmp_path / f"{name}.jsonl") for name in ("train", "dev")],
+    )
+    (tmp_path / "train.jsonl").unlink()
+    write_jsonl(tmp_path / "dev.jsonl", opinions(2, 2))
+    facts = data.facts()
+    assert [facts[name]["sha256"] for name in ("train", "dev")] == sums
 
 
 @pytest.mark.parametrize(("given", "name"), [("SST-2", "sst2"), ("sts_b", "stsb"), ("MNLI", "mnli")])

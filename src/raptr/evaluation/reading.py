@@ -30,6 +30,7 @@ class Split:
     """The examples of one file; targets are numbers of labels, or for regression the values themselves."""
 
     path: Path
+    sha256: str  # of the file, when it was read
     texts: tuple[tuple[str, ...], ...]  # one or two for each example
     targets: tuple[float, ...]
 
@@ -54,11 +55,11 @@ class TaskData:
 
     def facts(self) -> dict[str, Any]:
         """What tells this data from other data."""
-        return {
-            "train": {"file": self.train.path.name, "examples": len(self.train), "sha256": sha256_of(self.train.path)},
-            "dev": {"file": self.dev.path.name, "examples": len(self.dev), "sha256": sha256_of(self.dev.path)},
-            "labels": list(self.labels),
+        files = {
+            name: {"file": split.path.name, "examples": len(split), "sha256": split.sha256}
+            for name, split in (("train", self.train), ("dev", self.dev))
         }
+        return {**files, "labels": list(self.labels)}
 
 
 def read_task(
@@ -78,6 +79,7 @@ def read_task(
     own = (task.folder, task.name) if task.folder else ()
     folder = next((folder / name for name in own if (folder / name).is_dir()), folder)
     paths = (_find(folder, TRAIN, "training"), _find(folder, (dev,) if dev else DEV, "dev"))
+    sums = [sha256_of(path) for path in paths]
     train, held = (list(_examples(path, task, tuple(texts), label)) for path in paths)
     for path, rows in zip(paths, (train, held), strict=True):
         if not rows:
@@ -85,8 +87,8 @@ def read_task(
     labels = () if task.regression else _labels(task, paths[0], train)
     numbers = {name: float(number) for number, name in enumerate(labels)}
     train_split, dev_split = (
-        Split(path, tuple(row.texts for row in rows), tuple(_target(row, numbers) for row in rows))
-        for path, rows in zip(paths, (train, held), strict=True)
+        Split(path, sha256, tuple(row.texts for row in rows), tuple(_target(row, numbers) for row in rows))
+        for path, sha256, rows in zip(paths, sums, (train, held), strict=True)
     )
     return TaskData(task, train_split, dev_split, labels)
 

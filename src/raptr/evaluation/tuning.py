@@ -8,7 +8,7 @@ norm 1, dropout 0.1, 128 tokens. The score is that of the last step; no step is 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -226,7 +226,8 @@ def chosen(split: Split, examples: int | None) -> Split:
     if examples is None or examples >= len(split):
         return split
     places = np.random.default_rng(0).permutation(len(split))[:examples].tolist()
-    return Split(split.path, tuple(split.texts[i] for i in places), tuple(split.targets[i] for i in places))
+    texts, targets = tuple(split.texts[i] for i in places), tuple(split.targets[i] for i in places)
+    return replace(split, texts=texts, targets=targets)
 
 
 def constant_answer(data: TaskData) -> dict[str, float]:
