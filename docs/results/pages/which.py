@@ -23,6 +23,7 @@ from raptr.train.advice import SAME, SEEDS, Difference, Measured, Place, best, n
 
 KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
 SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
+LONG = 20.0  # tokens per weight, from which on training counts as long
 LONGER = 1.1  # times the steps of full training: said beside a point from here on
 WIDE = {1: 8.0, 2: 9.6, 3: 12.0}  # inches, by the number of columns
 AROUND = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27) for x in (8, -8)]  # where to write beside a point, in points
@@ -78,6 +79,24 @@ def take(records: Records) -> str:
         )
     head = ["model", "tokens per weight", "take", "its FLOPs", "its steps", "to full", "to reduced", "rests on"]
     return table([*head, "ended above reduced"], lines)
+
+
+def goal(records: Records) -> str:
+    """Every method that was measured in long training, by how near it came to full training of all FLOPs."""
+    rows = [row for row in measurements(records) if row.place.tokens_per_weight >= LONG]
+    lines = [
+        [
+            _model(row.place),
+            _length(row.place),
+            f"`{named(row.method)}`",
+            f"{row.flops:.2f}",
+            f"{row.longer:.2f}×",
+            _shown(row.to_full),
+            f"{_seeds(row)}, [{row.record}](evidence.md#{row.record})",
+        ]
+        for row in sorted(rows, key=lambda row: (_kind(row.place), row.to_full.mean))
+    ]
+    return table(["model", "tokens per weight", "method", "its FLOPs", "its steps", "to full", "rests on"], lines)
 
 
 def limits(records: Records) -> str:
@@ -264,8 +283,11 @@ def _one_each(rows: Iterable[Measured], measured: Sequence[Measured]) -> list[Me
 
 
 def _places(rows: Iterable[Measured]) -> list[Place]:
-    places = {row.place for row in rows}
-    return sorted(places, key=lambda p: (p.family, p.objective, p.width, p.layers, p.init, p.tokens_per_weight))
+    return sorted({row.place for row in rows}, key=_kind)
+
+
+def _kind(place: Place) -> tuple[str, str, int, int, str, float]:
+    return place.family, place.objective, place.width, place.layers, place.init, place.tokens_per_weight
 
 
 def _basis(found: Measured, place: Place) -> list[str]:
@@ -313,6 +335,6 @@ def _look(index: int, name: str) -> tuple[str, str]:
 PAGE = Page(
     "results/which-method",
     SOURCES,
-    {"answer": answer, "take": take, "limits": limits, "commands": commands, "law": law},
+    {"answer": answer, "take": take, "goal": goal, "limits": limits, "commands": commands, "law": law},
     {"which-method.png": picture},
 )
