@@ -11,7 +11,7 @@ from rich.console import Console
 from raptr import compare
 from raptr.comparison import Asked, compare_all, progress, read_comparison
 from raptr.comparison.record import read_rows
-from raptr.comparison.results import shown, tasks_picture
+from raptr.comparison.results import redraw, shown, tasks_picture
 from raptr.data import TokenStore
 from raptr.evaluation.grid import MOST
 from raptr.report import write_report
@@ -91,6 +91,14 @@ def test_tables_page_and_picture(judged: tuple[dict[str, Any], Path]) -> None:
     labels = [row.label for row in read_rows(found(out)) if row.best]
     assert len(left.patches) == 2 * len(labels)
     assert right.get_xlabel() == "held-out loss"
+
+
+def test_the_picture_of_scores_goes_with_the_scores(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    record = found(judged[1])
+    redraw(record, tmp_path)
+    assert (tmp_path / "compare-tasks.png").exists()
+    redraw({**record, "runs": [{**run, "scores": {}} for run in record["runs"]]}, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.md", "compare.png"]
 
 
 def test_exports_are_kept_and_nothing_is_judged_twice(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:

@@ -21,8 +21,11 @@ MACHINE = ("processor", "gpu", "threads")
 def redraw(record: Mapping[str, Any], out: Path) -> None:
     """Make the page and the plot of a comparison's record."""
     save(picture(record), out / f"{NAME}.png")
+    tasks = out / f"{NAME}-tasks.png"
     if judged(record):
-        save(tasks_picture(record), out / f"{NAME}-tasks.png")
+        save(tasks_picture(record), tasks)
+    else:
+        tasks.unlink(missing_ok=True)  # of an earlier command, with a section `evaluate`
     write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
 
