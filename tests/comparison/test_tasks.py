@@ -117,6 +117,22 @@ def test_exports_are_kept_and_nothing_is_judged_twice(judged: tuple[dict[str, An
     assert [run["scores"] for run in again["runs"]] == [run["scores"] for run in record["runs"]]
 
 
+def test_a_task_of_ones_own_has_any_columns(store: TokenStore, tmp_path: Path) -> None:
+    rows = [
+        {"note": row["sentence"], "verdict": row["label"], "id": str(number)}
+        for number, row in enumerate(opinions(72, 0))
+    ]
+    make_task(tmp_path / "own", rows[:32], rows[:8])
+    write_jsonl(tmp_path / "own" / "hard.jsonl", rows[32:])
+    columns = {"text": ["note"], "label": "verdict", "dev": "hard"}
+    section = {"data": str(tmp_path / "own"), **TUNED, "tasks": ["classification"], **columns}
+    spec = {**asked(store, evaluate={"finetune": section}), "seeds": [0], "tune": [0]}
+    assert not compare(spec, tmp_path / "out", console=QUIET).stopped
+    (folder,) = {path.parent for path in tmp_path.glob("out/runs/full-peak0.01*/evaluation/*/finetune.json")}
+    assert json.loads((folder / "finetune.json").read_text())["data"]["dev"]["examples"] == 40
+    assert all(list(row["scores"]) == ["classification"] for row in found(tmp_path / "out")["best"])
+
+
 def test_the_grid_of_fine_tuning_rates_is_widened(store: TokenStore, glue: Path, tmp_path: Path) -> None:
     tuned = {"data": str(glue), **TUNED, "tasks": ["sst2"]}
     spec = asked(store, seeds=[0], entries={"full": {"name": "full"}}, evaluate={"finetune": tuned})
@@ -269,6 +285,8 @@ def test_models_that_cannot_be_exported_are_refused_before_they_are_trained(stor
         ({"finetune": {"data": "nowhere", "tasks": ["sst2"]}}, r"nowhere"),
         ({"finetune": {"data": ".", "epochs": 0}}, r"epochs is 0"),
         ({"finetune": {"data": ".", "widen": 2}}, r"evaluate\.finetune\.widen is 2"),
+        ({"finetune": {"data": ".", "text": ["a", "b", "c"]}}, r"^evaluate\.finetune\.text is given 3 times"),
+        ({"finetune": {"data": ".", "label": ""}}, r"^evaluate\.finetune\.label is ''; the name of a column"),
         ({"finetune": {"data": ".", "seeds": 0}}, r"^evaluate\.finetune\.seeds is 0; .*1 to 1000"),
         ({"finetune": {"data": ".", "seeds": 2, "tune": 3}}, r"^evaluate\.finetune\.tune is 3; 1 to 2"),
         ({"finetune": {"data": ".", "rates": [0]}}, r"^evaluate\.finetune\.rates has 0\.0; more than 0"),

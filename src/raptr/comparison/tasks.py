@@ -1,7 +1,7 @@
 """A comparison judged by tasks: the section `evaluate` of its file.
 
     evaluate:
-      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; rates, tune, widen, recipe's keys
+      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; and see `Finetune`
       fewshot: {data: fewshot, tasks: [paper], shots: [1], examples: 200}      decoders
 
 The model of every run is kept as an export in its folder. Each entry is judged at its best learning rate, seed by seed
@@ -44,6 +44,29 @@ class Finetune:
     seeds: int = 3
     tune: int | None = None
     widen: bool = False
+    text: tuple[str, ...] = ()  # columns, and the dev file, where they are not found
+    label: str | None = None
+    dev: str | None = None
+
+    def request(self, model: Path, task: str, out: Path, recipe: Mapping[str, Any]) -> "Request":
+        """What is asked of a model."""
+        from raptr.evaluation.finetuning import Request
+        from raptr.evaluation.tuning import Recipe  # imports transformers, which is slow
+
+        return Request(
+            model,
+            task,
+            Path(self.data),
+            out,
+            recipe=Recipe(**recipe),
+            rates=self.rates,
+            seeds=self.seeds,
+            tune=self.tune,
+            widen=self.widen,
+            texts=self.text,
+            label=self.label,
+            dev=self.dev,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,8 +114,6 @@ def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
 
 
 def _read_finetune(given: Any) -> tuple[Finetune, dict[str, Any]]:
-    from raptr.evaluation.finetuning import Request
-    from raptr.evaluation.reading import read_task
     from raptr.evaluation.tasks import find_task
     from raptr.evaluation.tuning import Recipe  # imports transformers, which is slow
 
@@ -103,11 +124,10 @@ def _read_finetune(given: Any) -> tuple[Finetune, dict[str, Any]]:
     asked = read(Finetune, rest if isinstance(given, Mapping) else given, "evaluate.finetune.")
     with _named("evaluate.finetune"):
         read(Recipe, recipe, "evaluate.finetune.")
-        Request(Path(), "", Path(asked.data), rates=asked.rates, seeds=asked.seeds, tune=asked.tune)
-        tasks = [find_task(name) for name in asked.tasks]
-        _check_list("--tasks", [task.name for task in tasks])
+        tasks = [find_task(name).name for name in asked.tasks]
+        _check_list("--tasks", tasks)
         for task in tasks:
-            read_task(task, Path(asked.data))
+            asked.request(Path(), task, Path(), recipe).examples()
     return asked, recipe
 
 
@@ -177,26 +197,14 @@ def _finetune(
     console: Console,
     on_judged: Callable[[Path, Scores], None],
 ) -> bool:
-    from raptr.evaluation.finetuning import Request
     from raptr.evaluation.run import finetune_all
     from raptr.evaluation.tasks import find_task
-    from raptr.evaluation.tuning import Recipe
 
     ask = asked.finetune
     assert ask is not None
     tasks = [find_task(name) for name in ask.tasks]
     requests = [
-        Request(
-            run,
-            task.name,
-            Path(ask.data),
-            run / EVALUATION / f"finetune-{task.name}",
-            recipe=Recipe(**asked.recipe),
-            rates=ask.rates,
-            seeds=ask.seeds,
-            tune=ask.tune,
-            widen=ask.widen,
-        )
+        ask.request(run, task.name, run / EVALUATION / f"finetune-{task.name}", asked.recipe)
         for run in runs
         for task in tasks
     ]
