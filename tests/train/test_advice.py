@@ -140,6 +140,11 @@ def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
     assert named(rows[1].method) == "g-stack 3-12 (growth_at 0.3333)"
 
 
+def test_a_schedule_that_starts_with_one_layer_has_a_name() -> None:
+    shallow = {**DOUBLING, "schedule": "1-2-4", "lengths": "equal", "average": 3.0}
+    assert named(shallow) == "progressive-stacking 1-2-4 (stages of 20, 20 and 60%)"
+
+
 MEASURED = ["--size", "mini", "--batch", "512", "--length", "64"]  # as the long runs, at 5,800 steps
 
 

@@ -195,10 +195,9 @@ def named(method: Mapping[str, Any]) -> str:
 
 def _shares(method: Mapping[str, Any]) -> str:
     """The lengths of the stages of a schedule with an average: 20, 20 and 60%."""
-    text, steps = method["schedule"], 100_000
-    fitted = Schedule.parse(
-        text, layers=parse_sizes(text)[-1], steps=steps, lengths=method.get("lengths"), average=method["average"]
-    )
+    text, steps, lengths = method["schedule"], 100_000, method.get("lengths")
+    layers = parse_sizes(text)[-1]
+    fitted = Schedule.parse(text, layers=layers, steps=steps, lengths=lengths, average=method["average"], fixed=())
     *others, last = (f"{(stage.stop - stage.start) / steps * 100:.0f}" for stage in fitted.stages)
     return f"{', '.join(others)} and {last}%"
 
