@@ -1,4 +1,4 @@
-"""Draw every figure and table of these pages again, from the records that lie beside them: `make results`.
+"""Draw every figure and table of these pages and of README.md again, from the records: `make results`.
 
 Also write what `--method auto` chooses by (src/raptr/train/measured.json), from the same records.
 
@@ -26,6 +26,7 @@ from docs.results.pages import (
     fewshot,
     linear,
     polynomial,
+    readme,
     scaling,
     speed,
     stability,
@@ -47,6 +48,7 @@ PAGES: tuple[Page, ...] = (
     fewshot.PAGE,
     linear.PAGE,
     polynomial.PAGE,
+    readme.PAGE,
     scaling.PAGE,
     speed.PAGE,
     stability.PAGE,
@@ -75,7 +77,7 @@ def main() -> None:
     """Write what has changed, and say so."""
     _write(MEASURED, packaged(read_records()).encode())
     for page in PAGES:
-        path = DOCS / f"{page.name}.md"
+        path = (DOCS / f"{page.name}.md").resolve()
         _write(path, redrawn(page, path.read_text("utf-8")).encode())
         found = records(page)
         for name, draw in page.figures.items():
