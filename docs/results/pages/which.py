@@ -115,15 +115,27 @@ def limits(records: Records) -> str:
     said.append(
         "There `--method auto` takes the method that was best in the nearest measurement, and says so when that is far."
     )
-    methods = {row.method["name"] for row in rows} | {"full"}
-    if missing := [f"`{name}`" for name in METHODS if name not in methods]:
-        said.append(f"No measurement yet: {_listed(missing)}.")
+    known, tried = {row.method["name"] for row in rows} | {"full"}, _tried(records)
+    links = {name: f"`{name}` ([{record}](evidence.md#{record}))" for name, record in tried.items()}
+    if begun := [links[name] for name in METHODS if name in tried and name not in known]:
+        said.append(f"Run, but the search for their learning rates has not ended: {_listed(begun)}.")
+    if missing := [f"`{name}`" for name in METHODS if name not in known and name not in tried]:
+        said.append(f"No runs yet: {_listed(missing)}.")
     if older := {f"`{row.method['name']}` ({_length(row.place)})" for row in _one_each(rows, rows) if row.older}:
         said.append(
             "From [compare.md](compare.md), where every run decayed over the same number of steps (reduced over a "
             f"larger share of its own) and most ran at one learning rate: {_listed(sorted(older))}."
         )
     return " ".join(filter(None, said))
+
+
+def _tried(records: Records) -> dict[str, str]:
+    """The methods that were run, each with the last comparison that did."""
+    found = dict[str, str]()
+    for comparison, record in records.items():
+        for label in {run["label"] for run in record["runs"]} if record else ():
+            found[record["configs"][label]["method"]["name"]] = comparison
+    return found
 
 
 def _left_out(objective: str, records: Records) -> str:
