@@ -14,7 +14,6 @@ from raptr.comparison.table import Row, finals
 from raptr.report.statistics import Mean
 from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
 from raptr.train.config import Config
-from raptr.train.run import with_fraction
 
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS = read_queue(ROOT / QUEUE)
@@ -125,7 +124,7 @@ def _alike(config: Config, full: Config) -> bool:
 
 
 def _config(record: Mapping[str, Any], label: str) -> Config:
-    return Config.read(with_fraction(record["configs"][label]))
+    return Config.read(record["configs"][label])
 
 
 def _place(config: Config) -> Place:

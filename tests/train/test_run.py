@@ -249,30 +249,6 @@ def test_a_run_begun_on_a_gpu_goes_on_without_one_only_where_asked_to(store: Tok
     train(store, begun)
 
 
-@pytest.mark.parametrize(("gpu", "expected"), [(None, ("cpu", "float32")), ("NVIDIA H200", ("cuda", "bfloat16"))])
-def test_a_run_from_before_devices_were_recorded(
-    gpu: str | None, expected: tuple[str, str], store: TokenStore, begun: Path
-) -> None:
-    rewrite(begun, device="auto", precision="auto")
-    saved = written(begun)
-    saved["model"].update(parts=None)
-    (begun / "config.yaml").write_text(yaml.safe_dump(saved))
-    (begun / "environment.json").write_text(json.dumps({"python": "3.11", "gpu": gpu}))
-    found = RunFolder(begun).read().train
-    assert (found.device, found.precision) == expected
-    if gpu is None:
-        assert train(store, begun).step == STEPS
-        assert [start.get("step") for start in starts(begun)] == [None, 1]
-
-
-@pytest.mark.parametrize(("decay", "fraction"), [(None, 0.25), (3, 0.75), (0, 0.0), (1, 0.25)])
-def test_a_run_from_before_the_decay_was_a_fraction(decay: int | None, fraction: float, begun: Path) -> None:
-    saved = written(begun)
-    saved["optimizer"]["decay"] = decay
-    (begun / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert RunFolder(begun).read().optimizer.decay == fraction
-
-
 # --fresh
 
 

@@ -24,7 +24,6 @@ import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, final
@@ -96,15 +95,9 @@ class RunFolder:
             settings = load_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
             if not isinstance(settings, dict):
                 raise ValueError("it is no mapping of sections")
-            config = Config.read(with_fraction(settings))
+            return Config.read(settings)
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
-        starts = self.starts() if config.train.device == "auto" else []
-        if not starts:
-            return config
-        # Before device and precision were decided in config.yaml, a GPU was used where there was one.
-        train = replace(config.train, device="cuda" if starts[-1].get("gpu") else "cpu")
-        return replace(config, train=replace(train, precision=train.arithmetic(torch.device(train.device))))
 
     def starts(self) -> list[dict[str, Any]]:
         """The starts that trained so far, the first one first."""
@@ -114,8 +107,6 @@ class RunFolder:
             starts = json.loads(self.environment.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.environment} is not valid JSON ({_line(error)}); restore or remove it") from error
-        if isinstance(starts, dict):  # once, only the last start was recorded
-            starts = [starts]
         if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
             raise ValueError(f"{self.environment} is no list of starts; restore or remove it")
         return starts
@@ -207,20 +198,6 @@ class RunFolder:
     def _append(self, text: str) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(text)
-
-
-def with_fraction(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with optimizer.decay as a fraction: once it was a number of steps, or none for a quarter."""
-    optimizer, train = settings.get("optimizer"), settings.get("train")
-    if not isinstance(optimizer, dict) or not isinstance(train, dict) or "decay" not in optimizer:
-        return settings
-    decay, steps = optimizer["decay"], train.get("steps")
-    others = {key: value for key, value in optimizer.items() if key != "decay"}
-    if decay is None:
-        return {**settings, "optimizer": others}
-    if type(decay) is int and type(steps) is int and 0 <= decay <= steps > 0:
-        return {**settings, "optimizer": {**others, "decay": decay / steps}}
-    return settings
 
 
 def check_data(run: Path, before: str, now: str) -> None:
