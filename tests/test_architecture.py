@@ -1,6 +1,7 @@
 """Imports go one way, no file grows too long, and every method has its card."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +92,13 @@ def test_imports_go_one_way(path: Path) -> None:
     used = {name.split(".")[1] for name in imports(path) if name.startswith("raptr.")}
     packages = {name for name in used if (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists()}
     assert packages <= ALLOWED[package] | {package}
+
+
+def test_the_page_names_what_each_package_may_import() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Packages")[2]
+    rows = re.findall(r"^\| `(\w+)(?:\.py|/)`.*\| ([^|]*) \|$", page.partition("\n## ")[0], flags=re.MULTILINE)
+    said = {name: set(re.sub(r" \([^)]*\)", "", names).split(", ")) - {"–"} for name, names in rows}
+    assert said == ALLOWED
 
 
 # Imports every module of a package where torch cannot be imported. The __init__ of raptr is replaced by an empty one,
