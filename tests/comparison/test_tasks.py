@@ -11,7 +11,7 @@ from rich.console import Console
 from raptr import compare
 from raptr.comparison import Asked, compare_all, progress, read_comparison
 from raptr.comparison.record import read_rows
-from raptr.comparison.results import redraw, shown, tasks_picture
+from raptr.comparison.results import about_scores, redraw, shown, tasks_picture
 from raptr.data import TokenStore
 from raptr.evaluation.grid import MOST
 from raptr.report import write_report
@@ -91,6 +91,17 @@ def test_tables_page_and_picture(judged: tuple[dict[str, Any], Path]) -> None:
     labels = [row.label for row in read_rows(found(out)) if row.best]
     assert len(left.patches) == 2 * len(labels)
     assert right.get_xlabel() == "held-out loss"
+
+
+def test_scores_that_their_evaluations_call_chance_are_named(judged: tuple[dict[str, Any], Path]) -> None:
+    """Fine-tuning seeds can agree on a score that is no better than chance on so few examples."""
+    record = found(judged[1])
+    assert all(isinstance(cell["chance"], bool) for run in record["runs"] for cell in run["scores"].values())
+    for run in record["runs"]:
+        for cell in run["scores"].values():
+            cell.update(score=0.55, interval=0.0, constant=0.5, chance=run["label"] == "raptr")
+    said = about_scores(record)
+    assert "At chance, not above the constant answer by more than the error: raptr on SST-2, RTE." in said
 
 
 def test_the_picture_of_scores_goes_with_the_scores(judged: tuple[dict[str, Any], Path], tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from raptr.report import write_report
 from raptr.report.runs import read_run, read_scores, told_apart
-from raptr.report.scores import AVERAGE, Scored, draw_scores, scored
-from raptr.report.statistics import Mean
+from raptr.report.scores import AVERAGE, Scored, at_chance, draw_scores, scored
+from raptr.report.statistics import Mean, shown
 from tests.report.test_report import make_run
 
 
@@ -51,6 +51,25 @@ def test_an_average_has_the_error_of_independent_scores() -> None:
     assert scored("run", 2.0, {**cells, "c": {"score": 0.7, "constant": 0.1}}).average.interval is None
     own = Scored("entry", 2.0, {"a": Mean(0.6, None, 2), AVERAGE: Mean(0.9, 0.1, 2)})
     assert own.average == Mean(0.9, 0.1, 2)
+
+
+def test_chance_is_what_the_evaluation_found() -> None:
+    cell = {"score": 0.52, "interval": 0.01, "constant": 0.5}
+    assert not at_chance(cell)
+    assert at_chance({**cell, "interval": 0.03})
+    assert at_chance({**cell, "chance": True})
+    assert not at_chance({**cell, "interval": 0.03, "chance": False})
+
+
+def test_a_correlation_below_zero_has_its_bar() -> None:
+    for score, bottom in ((-0.1, -16.5), (0.1, 0)):
+        left, _ = draw_scores([Scored("x", 2.0, {"CoLA": Mean(score, 0.05, 3)})], "the seeds").axes
+        assert left.get_ylim()[0] == pytest.approx(bottom)
+
+
+def test_zero_has_no_minus() -> None:
+    assert shown(Mean(-0.0004, 0.1, 3), 1, factor=100, sign="+") == "+0.0 ± 10.0"
+    assert shown(Mean(-0.004, None, 1), 1, factor=100) == "-0.4"
 
 
 def test_the_picture_has_a_bar_for_each_score_and_a_point_for_each_whole_average() -> None:

@@ -10,10 +10,20 @@ from rich.console import Group
 from raptr.comparison.plot import draw
 from raptr.comparison.progress import NAME
 from raptr.comparison.record import read_outcomes, read_rows
-from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, rich_table, tasks_markdown, timed
+from raptr.comparison.table import (
+    Row,
+    denoisers_markdown,
+    finals,
+    markdown,
+    notes,
+    rich_table,
+    runs_at,
+    tasks_markdown,
+    timed,
+)
 from raptr.files import write_text
 from raptr.report.plots import save
-from raptr.report.scores import Scored, draw_scores
+from raptr.report.scores import Scored, at_chance, draw_scores
 
 MACHINE = ("processor", "gpu", "threads")
 
@@ -38,8 +48,7 @@ def tasks_picture(record: Mapping[str, Any]) -> Any:
     """The scores on tasks, and the losses against their average."""
     table = judged(record)
     models = [
-        Scored(row.label, row.loss.mean if row.loss else None, row.scores, _constants(record, row.label))
-        for row in table
+        Scored(row.label, row.loss.mean if row.loss else None, row.scores, _constants(record, row)) for row in table
     ]
     single = _single(table)
     within = [] if len(single) == len(table) else ["pretraining seeds"]
@@ -62,13 +71,13 @@ def _within(record: Mapping[str, Any]) -> str:
     return "fine-tuning seeds" if tuned else "examples"
 
 
-def _first_scores(record: Mapping[str, Any], label: str) -> Mapping[str, Mapping[str, Any]]:
-    """The scores of the first run of an entry that was judged."""
-    return next((run.scores for run in read_outcomes(record) if run.label == label and run.scores), {})
+def _models(record: Mapping[str, Any], row: Row) -> list[Mapping[str, Mapping[str, Any]]]:
+    """The scores of each model of an entry that was judged."""
+    return [run.scores for run in runs_at(read_outcomes(record), row.label, row.peak) if run.scores]
 
 
-def _constants(record: Mapping[str, Any], label: str) -> dict[str, float]:
-    return {name: cell["constant"] for name, cell in _first_scores(record, label).items()}
+def _constants(record: Mapping[str, Any], row: Row) -> dict[str, float]:
+    return {name: cell["constant"] for name, cell in _models(record, row)[0].items()}
 
 
 def shown(record: Mapping[str, Any]) -> Group:
@@ -108,16 +117,11 @@ def about_scores(record: Mapping[str, Any]) -> str:
     """What a reader of the scores must know: their errors, what constant answers score, who is no better, edges."""
     table = judged(record)
     said, low = [_errors(record, table)], []
-    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in _constants(record, table[0].label).items())
+    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in _constants(record, table[0]).items())
     said.append(f"The best constant answer scores: {listed}.")
     for row in table:
-        scores, constants = _first_scores(record, row.label), _constants(record, row.label)
-        names = [
-            name
-            for name, score in row.scores.items()
-            if name in scores
-            and score.mean - max(score.interval or 0.0, scores[name].get("interval") or 0.0) <= constants[name]
-        ]
+        models = _models(record, row)
+        names = [name for name in models[0] if name in row.scores and _at_chance(row, name, models)]
         low += [f"{row.label} on {', '.join(names)}"] if names else []
     if low:
         said.append(f"At chance, not above the constant answer by more than the error: {'; '.join(low)}.")
@@ -145,6 +149,13 @@ def _errors(record: Mapping[str, Any], table: Sequence[Row]) -> str:
     )
     labels = "; ".join(row.label for row in single)
     return f"{said} Of some entries one model alone was judged ({labels}); there {own}." if single else said
+
+
+def _at_chance(row: Row, name: str, models: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
+    """Whether the score of every model is at chance, or their mean is not above the constant answer by its error."""
+    score = row.scores[name]
+    mean_is = len(models) > 1 and score.mean - (score.interval or 0.0) <= models[0][name]["constant"]
+    return mean_is or all(at_chance(scores[name]) for scores in models)
 
 
 def _where(environments: Sequence[Mapping[str, Any]]) -> str:

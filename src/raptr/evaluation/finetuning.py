@@ -17,7 +17,7 @@ from raptr.evaluation.grid import widened
 from raptr.evaluation.jobs import RENAMED, Judged, read_json
 from raptr.evaluation.noting import note_scores
 from raptr.evaluation.reading import TaskData, read_task
-from raptr.evaluation.summary import best_rate, draw, rows
+from raptr.evaluation.summary import Row, at_chance, best_rate, draw, rows
 from raptr.evaluation.tasks import Task, find_task
 from raptr.evaluation.tuning import Recipe, constant_answer
 from raptr.files import refuse_strange, write_json
@@ -178,9 +178,12 @@ class Finetuning:
         made = hashlib.sha256(how.encode()).hexdigest()[:16]
         for row in record["rows"]:
             if row["best"]:
+                constant, examples = record["baseline"][metric], record["data"]["dev"]["examples"]
                 facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric, "made": made}
                 chosen = {"rate": row["rate"], "edge": row["edge"]}
-                cell = {"score": row["means"][metric], "constant": record["baseline"][metric], **facts, **chosen}
+                chance = at_chance(Row(**row), metric, constant, examples)
+                scored = {"score": row["means"][metric], "constant": constant, "chance": chance}
+                cell = {**scored, **facts, **chosen}
                 note_scores(self.encoder.folder, f"{NAME}-{self.task.name}", {self.task.title: cell})
 
 

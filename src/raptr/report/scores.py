@@ -46,6 +46,12 @@ def scored(label: str, loss: float | None, columns: Mapping[str, Mapping[str, An
     return Scored(label, loss, means, {name: cell["constant"] for name, cell in columns.items()})
 
 
+def at_chance(cell: Mapping[str, Any]) -> bool:
+    """Whether a model's score is at chance: as its evaluation noted, or by the interval where it noted nothing."""
+    noted = cell.get("chance")
+    return noted if isinstance(noted, bool) else cell["score"] - (cell.get("interval") or 0.0) <= cell["constant"]
+
+
 def draw_scores(models: Sequence[Scored], within: str) -> Figure:
     """Bars for every task with their intervals over `within`, and the average score against the held-out loss."""
     columns = [name for name in dict.fromkeys(name for model in models for name in model.scores) if name != AVERAGE]
@@ -76,8 +82,10 @@ def _bars(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
             draw_constant(axes, place, 100 * constant)
     axes.set_xticks(np.arange(len(columns)), columns, rotation=30, ha="right", fontsize=8, parse_math=False)
     axes.set_ylabel("score, percent", color=INK)
-    tops = [100 * (score.mean + (score.interval or 0.0)) for model in models for score in model.scores.values()]
-    axes.set_ylim(0, min(105.0, 1.1 * max(*tops, 1.0)))
+    shown = [score for model in models for score in model.scores.values()]
+    tops = [100 * (score.mean + (score.interval or 0.0)) for score in shown]
+    lows = [100 * (score.mean - (score.interval or 0.0)) for score in shown if score.mean < 0]  # correlations can be
+    axes.set_ylim(1.1 * min(lows, default=0.0), min(105.0, 1.1 * max(*tops, 1.0)))
 
 
 def draw_bar(axes: Axes, place: int, of: tuple[int, int], height: float, error: float | None) -> None:

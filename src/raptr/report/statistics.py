@@ -64,8 +64,11 @@ def _error(squares: float, free: int) -> float | None:
 
 
 def shown(value: Mean | None, digits: int, *, factor: int = 1, sign: str = "") -> str:
-    """A mean with its interval, times a factor; a dash where there is none. `sign` is `+` for a difference."""
+    """A mean with its interval, times a factor; a dash where there is none. `sign` is `+` for a difference.
+
+    Zero has no minus, also where a small negative number is rounded to it.
+    """
     if value is None:
         return "–"
     error = "" if value.interval is None else f" ± {factor * value.interval:.{digits}f}"
-    return f"{factor * value.mean:{sign}.{digits}f}{error}"
+    return f"{factor * value.mean:{sign}z.{digits}f}{error}"

@@ -148,12 +148,12 @@ def columns(record: Mapping[str, Any], model: str) -> dict[str, dict[str, Any]]:
     rows = {(row["shots"], row["attention"], row["task"]): row for row in record["rows"] if row["model"] == model}
     for (shots, attention, task), row in rows.items():
         if (shots, attention, task) not in inside:
-            made[column(task, shots, attention)] = _cell(row["score"], _constant(row), row["metric"], row["n"])
+            made[column(task, shots, attention)] = _cell(row, _constant(row), row["metric"], row["n"])
     for group in groups:
         shots, attention = group["shots"], group["attention"]
         members = [rows[shots, attention, task] for task in group["tasks"]]
         constant, n = fmean(map(_constant, members)), sum(row["n"] for row in members)
-        made[column(GROUP, shots, attention)] = _cell(group["score"], constant, "mean", n)
+        made[column(GROUP, shots, attention)] = _cell(group, constant, "mean", n)
     return made
 
 
@@ -161,9 +161,9 @@ def _constant(row: Mapping[str, Any]) -> float:
     return float(row["constant"]["scores"][row["metric"]])
 
 
-def _cell(score: Value, constant: float, metric: str, n: int) -> dict[str, Any]:
-    facts = {"constant": constant, "metric": metric, "n": n, "made": f"{n} examples"}
-    return {"score": score["mean"], "interval": score["interval"], **facts}
+def _cell(row: Mapping[str, Any], constant: float, metric: str, n: int) -> dict[str, Any]:
+    facts = {"constant": constant, "chance": row["chance"], "metric": metric, "n": n, "made": f"{n} examples"}
+    return {"score": row["score"]["mean"], "interval": row["score"]["interval"], **facts}
 
 
 def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:

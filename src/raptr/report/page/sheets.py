@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from raptr.report.runs import Run, labels
+from raptr.report.scores import at_chance
 from raptr.report.speed import speed_ups, stages
 from raptr.report.tables import notes, summary, table_columns
 from raptr.report.units import short, step_time
@@ -83,8 +84,8 @@ def _scores(runs: Sequence[Run]) -> dict[str, Any]:
 def _score(cell: Mapping[str, Any], run: int) -> Cell:
     error = cell.get("interval")
     said = f"{100 * cell['score']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-    low = cell["score"] - (error or 0.0) <= cell["constant"]
-    return {"text": f"{said} (chance)" if low else said, "run": run, "bar": min(1.0, max(0.0, cell["score"]))}
+    said += " (chance)" if at_chance(cell) else ""
+    return {"text": said, "run": run, "bar": min(1.0, max(0.0, cell["score"]))}
 
 
 def _stages(runs: Sequence[Run]) -> dict[str, Any]:
