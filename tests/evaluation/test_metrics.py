@@ -7,6 +7,20 @@ from numpy.typing import NDArray
 from raptr.evaluation.metrics import METRICS, accuracy, binary_f1, macro_f1, matthews, pearson, score, spearman
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_values_are_those_of_scikit_learn_and_scipy(classes: int) -> None:
+    sklearn, scipy = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(classes)
+    for size in (10, 277, 1043):
+        true = random.integers(0, classes, size)
+        predicted = np.where(random.random(size) < 0.5, true, random.integers(0, classes, size))
+        assert accuracy(true, predicted) == pytest.approx(sklearn.accuracy_score(true, predicted))
+        assert matthews(true, predicted) == pytest.approx(sklearn.matthews_corrcoef(true, predicted))
+        values, ties = true + random.normal(size=size), predicted.astype(float)
+        assert pearson(values, ties) == pytest.approx(scipy.pearsonr(values, ties).statistic)
+        assert spearman(values, ties) == pytest.approx(scipy.spearmanr(values, ties).statistic)
+
+
 def test_values_of_the_documentation_of_scikit_learn_and_scipy() -> None:
     assert matthews([1, 1, 1, -1], [1, -1, 1, 1]) == pytest.approx(-1 / 3)
     assert spearman([1, 2, 3, 4, 5], [5, 6, 7, 8, 7]) == pytest.approx(0.8207826816681233)

@@ -90,6 +90,25 @@ def test_a_task_is_learnt(bert: Path, task: Path, tmp_path: Path) -> None:
     assert (tmp_path / "finetune.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_random_encoder_is_at_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether two words have the same tone is too much for a stock BERT with random weights and few examples."""
+    praise = [(row["sentence"], row["label"]) for row in opinions(600, 0)]
+    rows: list[dict[str, object]] = [
+        {"sentence1": one, "sentence2": other, "label": int(first == second)}
+        for (one, first), (other, second) in zip(praise[:300], praise[300:], strict=True)
+    ]
+    data = make_task(tmp_path / "task", rows[:100], rows[100:])
+    model = make_bert(tmp_path / "random")
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--rate", "5e-5", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert call(monkeypatch, "finetune", str(model), "--task", "rte", "--data", str(data), *options) == 0
+    assert "That is chance" in " ".join(capsys.readouterr().out.split())
+    record = json.loads((tmp_path / "out" / "finetune.json").read_text())
+    assert best(record)["means"]["accuracy"] == pytest.approx(0.5, abs=0.11)  # three standard errors
+
+
 def test_shuffled_labels_are_at_chance(bert: Path, tmp_path: Path) -> None:
     data = make_task(tmp_path / "task", shuffled(opinions(400, 0), 2), shuffled(opinions(400, 1), 3))
     record = tuned(bert, data, tmp_path / "out", rates=[RATE], seeds=2)

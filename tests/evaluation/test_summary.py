@@ -4,12 +4,13 @@ import io
 from statistics import median, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from raptr.evaluation.run import COLUMNS
-from raptr.evaluation.summary import Row, at_chance, best_rate, draw, notes, rich_table, rows
+from raptr.evaluation.summary import Row, at_chance, best_rate, draw, notes, rich_table, rows, standard_error
 
 
 def job(rate: float, seed: int, value: float | None) -> dict[str, Any]:
@@ -90,6 +91,17 @@ def test_the_best_rate_is_compared_on_shared_seeds(scores: dict[float, list[floa
 )
 def test_chance(mean: float, interval: float | None, examples: int, chance: bool) -> None:
     assert at_chance(row_of(mean, interval), "accuracy", 0.5, examples) == chance
+
+
+def test_the_error_of_a_score() -> None:
+    """That of a high correlation is far smaller than that of none."""
+    random = np.random.default_rng(0)
+    for true in (0.0, 0.9):
+        x = random.normal(size=(2000, 100))
+        y = true * x + (1 - true**2) ** 0.5 * random.normal(size=x.shape)
+        found = [np.corrcoef(*pair)[0, 1] for pair in zip(x, y, strict=True)]
+        assert standard_error("pearson", true, 100) == pytest.approx(np.std(found), rel=0.06)
+    assert standard_error("accuracy", 0.9, 100) == pytest.approx(0.03)
 
 
 def record(jobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -89,8 +89,9 @@ def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str)
 
 
 def standard_error(metric: str, value: float, examples: int) -> float:
-    """How far a score lies from that on another dev set of this size: of a share, or of a correlation near zero."""
-    return math.sqrt(max(0.0, value * (1 - value)) / examples) if metric == "accuracy" else 1 / math.sqrt(examples)
+    """How far a share, or a correlation, lies from that on another dev set of this size."""
+    variance = max(0.0, value * (1 - value)) if metric == "accuracy" else (1 - value**2) ** 2
+    return math.sqrt(variance / examples)
 
 
 def at_chance(row: Row, metric: str, baseline: float, examples: int) -> bool:
@@ -165,18 +166,9 @@ def draw(record: Mapping[str, Any]) -> Figure:
         axes.plot([place] * len(dots), dots, "o", color=COLOURS[1], markersize=3)
         ends += [middle - half, middle + half, *dots]
     axes.axhline(baseline, color=GREY, linestyle="--", linewidth=1.0)
-    axes.annotate(
-        "constant answer",
-        (1, baseline),
-        (0, -3),
-        xycoords=axes.get_yaxis_transform(),
-        textcoords="offset points",
-        va="top",
-        ha="right",
-        fontsize=8,
-    )
     axes.set_xticks(range(len(shown)), [f"{row.rate:g}" for row in shown])
-    axes.set_xlabel("learning rate; bars are means, whiskers 95% intervals, dots seeds", color=INK, fontsize=9)
+    bars = "learning rate; bars are means, whiskers 95% intervals, dots seeds"
+    axes.set_xlabel(f"{bars};\nthe dashed line is the best constant answer", color=INK, fontsize=9)
     axes.set_ylabel(f"{metric}, percent", color=INK)
     axes.set_title(f"{record['model']['name']} on {record['task']}", fontsize=10, color=INK, parse_math=False)
     room = max(1.0, 0.08 * (max(ends) - min(ends)))
