@@ -99,6 +99,8 @@ def test_notes_say_chance_cuts_and_what_was_not_run() -> None:
     assert "All scores are at chance" in said
     assert "boolq 3 of 4 (1-shot)" in said
     assert "quac" in said
+    assert "differences are paired by example" in said
+    assert "differences" not in " ".join(notes(record(job("a", [1, 0, 0, 0]))))  # of one model
     said = " ".join(notes(record(job("a", [1.0] * 40), job("b", [1.0, 0.0] * 20))))
     assert "1 of 2 scores are at chance" in said
     many = [job("a", [1.0, 0.0] * 20, task) for task in map(str, range(30))]

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from raptr.report import write_report
 from raptr.report.runs import read_run, read_scores, told_apart
@@ -45,12 +47,13 @@ def test_an_average_has_the_error_of_independent_scores() -> None:
         "b": {"score": 0.8, "interval": 0.04, "constant": 0.4},
     }
     judged = scored("run", 2.0, cells)
-    assert judged.average.mean == pytest.approx(0.7)
-    assert judged.average.interval == pytest.approx(0.025)
+    assert judged.average("ab").mean == pytest.approx(0.7)
+    assert judged.average("ab").interval == pytest.approx(0.025)
+    assert judged.average("b") == Mean(0.8, 0.04, 1)
     assert judged.constants == {"a": 0.5, "b": 0.4}
-    assert scored("run", 2.0, {**cells, "c": {"score": 0.7, "constant": 0.1}}).average.interval is None
+    assert scored("run", 2.0, {**cells, "c": {"score": 0.7, "constant": 0.1}}).average("abc").interval is None
     own = Scored("entry", 2.0, {"a": Mean(0.6, None, 2), AVERAGE: Mean(0.9, 0.1, 2)})
-    assert own.average == Mean(0.9, 0.1, 2)
+    assert own.average("a") == Mean(0.9, 0.1, 2)
 
 
 def test_chance_is_what_the_evaluation_found() -> None:
@@ -72,12 +75,23 @@ def test_zero_has_no_minus() -> None:
     assert shown(Mean(-0.004, None, 1), 1, factor=100) == "-0.4"
 
 
-def test_the_picture_has_a_bar_for_each_score_and_a_point_for_each_whole_average() -> None:
+def points(axes: Axes) -> list[list[float]]:
+    """Where the points with error bars stand."""
+    drawn: list[Any] = axes.containers
+    return [np.asarray(one.lines[0].get_xydata())[0].tolist() for one in drawn]
+
+
+def test_the_picture_has_a_bar_for_each_score_and_a_point_for_each_average() -> None:
     whole = {"a": Mean(0.6, 0.1, 3), "b": Mean(0.8, None, 1)}
     models = [Scored("part", 1.0, {"a": whole["a"]}), Scored("x", 2.0, whole, {"a": 0.5}), Scored("y", None, whole)]
     left, right = draw_scores(models, "the seeds").axes
     assert [bar.get_height() for bar in left.patches] == pytest.approx([60, 60, 80, 60, 80])  # type: ignore[attr-defined]
     assert [tick.get_text() for tick in left.get_xticklabels()] == ["a", "b"]
-    ((x, y),) = np.asarray(right.get_lines()[0].get_xydata()).tolist()
-    assert x == 2.0
-    assert y == pytest.approx(70)
+    assert points(right) == [pytest.approx([1.0, 60]), pytest.approx([2.0, 60])]  # of the task that all have
+    assert right.get_title() == "average score (a) against held-out loss"
+    _, right = draw_scores(models[1:], "the seeds").axes
+    assert points(right) == [pytest.approx([2.0, 70])]
+    assert right.get_title() == "average score against held-out loss"
+    _, right = draw_scores([models[0], Scored("z", 3.0, {"b": whole["b"]})], "the seeds").axes
+    assert not right.axison
+    assert right.get_title().startswith("no average")

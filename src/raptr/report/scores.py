@@ -27,10 +27,9 @@ class Scored:
     scores: Mapping[str, Mean]
     constants: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def average(self) -> Mean:
-        """The mean of the columns; unless it is given, its error is that of independent ones."""
-        return self.scores[AVERAGE] if AVERAGE in self.scores else averaged(list(self.scores.values()))
+    def average(self, columns: Sequence[str]) -> Mean:
+        """The mean of these columns; unless it is given, its error is that of independent ones."""
+        return self.scores[AVERAGE] if AVERAGE in self.scores else averaged([self.scores[name] for name in columns])
 
 
 def averaged(scores: Sequence[Mean]) -> Mean:
@@ -53,7 +52,10 @@ def at_chance(cell: Mapping[str, Any]) -> bool:
 
 
 def draw_scores(models: Sequence[Scored], within: str) -> Figure:
-    """Bars for every task with their intervals over `within`, and the average score against the held-out loss."""
+    """Bars for every task with their intervals over `within`, and the average score against the held-out loss.
+
+    The average is over the tasks that all models have: one over other tasks does not compare.
+    """
     columns = [name for name in dict.fromkeys(name for model in models for name in model.scores) if name != AVERAGE]
     figure = Figure(figsize=(WIDTH / DPI, 620 / DPI), dpi=DPI, layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
@@ -61,8 +63,15 @@ def draw_scores(models: Sequence[Scored], within: str) -> Figure:
     clean(right)
     _bars(left, models, columns)
     left.set_title(f"whiskers are 95% intervals over {within}, dashes constant answers", fontsize=9, color=INK)
-    _against_loss(right, models, columns)
-    right.set_title("average score against held-out loss", fontsize=9, color=INK)
+    shared = [name for name in columns if all(name in model.scores for model in models)]
+    over = "" if shared == columns else f" ({', '.join(shared)})"
+    if shared:
+        _against_loss(right, models, shared)
+        title = f"average score{over} against held-out loss"
+    else:
+        right.set_axis_off()
+        title = "no average: no task that all have"
+    right.set_title(title, fontsize=9, color=INK, parse_math=False)
     handles = [Line2D([], [], linestyle="none", **look(number)) for number in range(len(models))]
     legend_below(figure, handles, [model.label for model in models], min(4, len(models)))
     return figure
@@ -105,9 +114,9 @@ def draw_constant(axes: Axes, place: int, height: float) -> None:
 
 def _against_loss(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
     for number, model in enumerate(models):
-        if model.loss is None or not set(columns) <= set(model.scores):
-            continue  # an average over other tasks does not compare
-        score = model.average
+        if model.loss is None:
+            continue
+        score = model.average(columns)
         axes.errorbar(
             model.loss,
             100 * score.mean,

@@ -254,7 +254,8 @@ def _shown(value: Value | None, form: tuple[int, int], sign: str = "") -> str:
 def notes(record: Mapping[str, Any]) -> list[str]:
     """What must be known about the table."""
     rows = record["rows"]
-    said = ["± is a 95% interval over the examples; differences are paired by example."]
+    compared = any(row["compared_with"] for row in rows)
+    said = ["± is a 95% interval over the examples" + ("; differences are paired by example." if compared else ".")]
     lucky = sum(row["chance"] for row in rows)
     if lucky:
         which = "All" if lucky == len(rows) else f"{lucky} of {len(rows)}"
