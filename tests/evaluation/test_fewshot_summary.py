@@ -134,13 +134,18 @@ def test_the_table_and_the_chart() -> None:
 
 
 def test_the_table_of_one_model_breaks_no_word_in_80_columns() -> None:
-    found = record(*(job("decoder-demo-raptr", [1, 1, 0, 0], task) for task in ("boolq", "cb", "storycloze")))
+    tasks = ("boolq", "cb", "storycloze")
+    many = [1.0, 0.0] * 3000
+    jobs = [job("decoder-demo-raptr", many, task, metric="exact_match", bits=[1.0, 20.0] * 3000) for task in tasks]
+    for one in jobs:
+        one["constant"]["scores"]["exact_match"] = 1.0
+    found = record(*jobs)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(rich_tables(found).renderables[0])
     shown = console.export_text()
     for word in ("decoder-demo-raptr, 1-shot", "superglue", "storycloze", "score, %", "constant", "bits/byte"):
         assert word in shown
-    assert re.search(r"boolq +│ acc +│ +4 │ +50\.0 ± \d+\.\d │", shown)
+    assert re.search(r"storycloze +exact_match +6,000 +50\.0 ± 1\.3 +100\.0 +chance +2\.625 ± 0\.06\d", shown)
 
 
 @pytest.mark.parametrize("attention", [["causal"], ["prefix"], ["causal", "prefix"]])

@@ -70,7 +70,7 @@ def draw_scores(models: Sequence[Scored], within: str) -> Figure:
         title = f"average score{over} against held-out loss"
     else:
         right.set_axis_off()
-        title = "no average: no task that all have"
+        title = "no average: the runs share no task"
     right.set_title(title, fontsize=9, color=INK, parse_math=False)
     handles = [Line2D([], [], linestyle="none", **look(number)) for number in range(len(models))]
     legend_below(figure, handles, [model.label for model in models], min(4, len(models)))

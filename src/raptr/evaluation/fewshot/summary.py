@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -189,6 +190,7 @@ def rich_tables(record: Mapping[str, Any]) -> Group:
 def _of_one(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each task and average of one model."""
     table = _headed(title, ("task", "metric"), ("n", "score, %", "constant", "", "bits/byte"))
+    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     for row in rows:
         table.add_row(
             *_task(row),
@@ -197,7 +199,6 @@ def _of_one(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
             "chance" if row["chance"] else "",
             _shown(row["bits_per_byte"], BITS),
         )
-        table.add_section()
     return table
 
 
