@@ -9,6 +9,7 @@ from torch import nn
 
 from raptr.models.bert.config import SIZES
 from raptr.models.bert.model import Bert
+from raptr.models.decoder.config import SIZES as DECODERS
 from raptr.models.init import initialise
 from raptr.models.roles import roles
 
@@ -75,8 +76,39 @@ def test_deviations_of_fan_in(name: str, deviation: float) -> None:
     assert parameters()[name].std().item() == pytest.approx(0.02, rel=0.02)
 
 
-def test_fan_in_leaves_biases_zero_and_gains_one() -> None:
-    made = parameters(init="fan-in")
+@pytest.mark.parametrize(
+    ("name", "deviation"),
+    [
+        ("tokens.weight", 0.02),
+        ("embedding.positions.weight", 0.02),
+        ("head.dense.weight", 128**-0.5),
+        ("blocks.3.qkv.weight", 128**-0.5),
+        ("blocks.3.attention_out.weight", 128**-0.5),
+        ("blocks.3.mlp_in.weight", (2 / 1024) ** 0.5),
+        ("blocks.3.mlp_out.weight", 128**-0.5),
+    ],
+)
+def test_deviations_of_the_paper(name: str, deviation: float) -> None:
+    weight = parameters(init="paper")[name]
+    assert weight.std().item() == pytest.approx(deviation, rel=0.02)
+    assert torch.allclose(weight, parameters()[name] * (deviation / 0.02))  # the same normal numbers
+
+
+def test_the_papers_deviations_of_a_decoder() -> None:
+    """Its gate and its input are one matrix of two maps, of 688 hidden units each; keys and values are fewer."""
+    config = replace(DECODERS["mini"], kv_heads=2, tied=False, vocabulary=500, init="paper")
+    made = dict(config.build(0).named_parameters())
+    widths = {"qkv": 256, "attention_out": 256, "mlp_in": 688 / 2, "mlp_out": 256}
+    for name, inverse in {
+        **{f"blocks.0.{key}.weight": one for key, one in widths.items()},
+        "output.weight": 256,
+    }.items():
+        assert made[name].std().item() == pytest.approx(inverse**-0.5, rel=0.02), name
+
+
+@pytest.mark.parametrize("init", ["fan-in", "paper"])
+def test_biases_start_at_zero_and_gains_at_one(init: str) -> None:
+    made = parameters(init=init)
     for name, role in roles(Bert(SIZES["tiny"])).items():
         if role in ("bias", "gain"):
             assert set(made[name].tolist()) == {1 if role == "gain" else 0}, name
@@ -102,5 +134,5 @@ def test_depth_counts_the_layers_of_the_model_as_built() -> None:
 
 
 def test_a_bad_init_is_named() -> None:
-    with pytest.raises(ValueError, match=r"model\.init.*'xavier'.*bert.*fan-in"):
+    with pytest.raises(ValueError, match=r"model\.init.*'xavier'.*bert.*fan-in.*paper"):
         replace(SIZES["tiny"], init="xavier")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raptr.models.export import Exporter
     from raptr.models.model import Model
 
-Init = Literal["bert", "fan-in"]  # how weights start: init.py
+Init = Literal["bert", "fan-in", "paper"]  # how weights start: init.py
 COUNTS = ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts")
 
 

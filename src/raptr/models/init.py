@@ -5,10 +5,13 @@ Biases and norm shifts are 0, norm gains 1. Matrices and embeddings are normal; 
     bert     0.02 everywhere, as in BERT
     fan-in   1/√fan_in for a matrix, so that outputs are of the size of inputs at any width; divided by √(2·layers)
              where a layer writes to the residual stream, so that its 2·layers summands add up to the size of one
+    paper    √(2/m) for the matrix that makes the m hidden units of the MLP, 1/√width for all others, so that each
+             branch adds about as much as the normed stream has (the RaPTr paper's appendix on scaling)
 
 For `fan-in`, embeddings have 1/√width: the token matrix is also the output matrix, whose fan-in is the width, and the
 norm after the embeddings makes their size irrelevant as inputs. `layers` counts those of the model as built, not of
-what it may grow to: that many summands there are when training starts, and new layers come from trained ones.
+what it may grow to: that many summands there are when training starts, and new layers come from trained ones. For
+`paper`, which says nothing of them, embeddings have 0.02.
 
 A parameter's name keys its stream, so the same layer of a shallower and a deeper model starts from the same normal
 numbers, and any shard can be made by itself.
@@ -39,13 +42,15 @@ def initialise(
     init: Init = "bert",
     layers: int = 1,
     outputs: Sequence[str] = (),
+    hidden: Mapping[str, int] | None = None,
     drawn_as: Mapping[str, str] | None = None,
 ) -> None:
     """Set every parameter of the model to its initial value, in place; one of no known role is an error.
 
-    `outputs` names the modules that write to the residual stream of a model with this many layers; `drawn_as` gives the
-    names that key the random numbers of parameters, where those are not their own. A parameter that lies on several
-    processes gets the values of the rows that are here; one without memory (`meta`) gets none.
+    `outputs` names the modules that write to the residual stream of a model with this many layers; `hidden` those that
+    make the MLP's hidden units, with the number of maps that each of them fuses. `drawn_as` gives the names that key
+    the random numbers of parameters, where those are not their own. A parameter that lies on several processes gets the
+    values of the rows that are here; one without memory (`meta`) gets none.
     """
     known, keys = roles(model), drawn_as or {}
     with torch.no_grad():
@@ -55,7 +60,13 @@ def initialise(
             mine, first = local(parameter)
             if known[name] in ("matrix", "embedding"):
                 residual = not set(outputs).isdisjoint(name.split("."))
-                deviation = BERT if init == "bert" else fan_in(parameter.shape[1], layers if residual else None)
+                if init == "fan-in":
+                    deviation = fan_in(parameter.shape[1], layers if residual else None)
+                elif init == "paper" and known[name] == "matrix":
+                    maps = next((maps for module, maps in (hidden or {}).items() if module in name.split(".")), None)
+                    deviation = papers(*parameter.shape, residual=residual, maps=maps)
+                else:
+                    deviation = BERT
                 values = normal(seed, keys.get(name, name), mine.numel(), first) * np.float32(deviation)
                 mine.copy_(torch.from_numpy(values).view(mine.shape))
             else:
@@ -65,6 +76,13 @@ def initialise(
 def fan_in(inputs: int, layers: int | None) -> float:
     """The deviation of a matrix with this many inputs (of an embedding: its width); `layers`: of a residual output."""
     return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
+
+
+def papers(rows: int, columns: int, *, residual: bool, maps: int | None) -> float:
+    """The paper's deviation of a matrix: √(2/m) where it is so many `maps` to m hidden units, 1/√width elsewhere."""
+    if maps is not None:
+        return math.sqrt(2 * maps / rows)
+    return 1 / math.sqrt(rows if residual else columns)
 
 
 def normal(seed: int, name: str, count: int, first: int = 0) -> NDArray[np.float32]:

@@ -59,8 +59,16 @@ class Model(nn.Module, ABC):
 
     def initialise(self, seed: int) -> None:
         """Give every parameter its initial value."""
-        made, drawn_as = self.config, self.DRAWN_AS
-        initialise(self, seed, init=made.init, layers=made.layers, outputs=self.OUTPUTS, drawn_as=drawn_as)
+        making = {name: cut for name, cut in self.layout.items() if (cut.axis, cut.dim) == ("parts", 0)}
+        initialise(
+            self,
+            seed,
+            init=self.config.init,
+            layers=self.config.layers,
+            outputs=self.OUTPUTS,
+            hidden={name.partition(".")[0]: cut.maps for name, cut in making.items()},
+            drawn_as=self.DRAWN_AS,
+        )
 
     def context(self, batch: Batch) -> Any:
         """What every block sees besides x, made once: a mask, tables of positions."""

@@ -6,8 +6,8 @@ The theorem: in a stack of pre-layernorm layers whose updates are multiplied by 
 
 The first part measures this in the paper's own setting, of `scaling_stack`. The second measures, in a BERT of this
 project, the norms that the layers of RaPTr's parts get in relation to those that they get in the full model, for three
-initializations and three scalings: `bert` and `fan-in` are those of `model.init`, `paper` is the theorem's. The BERT
-has what the theorem leaves out under all three: GELU, several heads, scores divided by the root of a head's size.
+scalings and the values of `model.init`, of which `paper` is the theorem's. Under all of these the BERT has what the
+theorem leaves out: GELU, several heads, scores divided by the root of a head's size.
 
 Choices. The BERT's tokens are drawn uniformly from a small vocabulary. Norms are root mean squares over tokens, so
 that their squares add up as in the theorem.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -30,17 +30,17 @@ from torch import Tensor
 from raptr.data.batch import Batch
 from raptr.hashing import bits
 from raptr.methods import make_method
-from raptr.models.init import BERT
+from raptr.models.contract import Init
 from raptr.models.model import Model
 from raptr.models.registry import FAMILIES
 from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean
 from raptr.studies.contract import Study, run_jobs
 from raptr.studies.linear import exponent, interval
-from raptr.studies.scaling_stack import CASES, QUANTITIES, deviation, mlp_spread, squared, stacks
+from raptr.studies.scaling_stack import CASES, QUANTITIES, mlp_spread, squared, stacks
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.scaling import square_root
 
-INITS = ("bert", "fan-in", "paper")
+INITS: tuple[Init, ...] = get_args(Init)
 SCALINGS = ("none", "sqrt", "linear")
 
 
@@ -60,16 +60,10 @@ class Setting:
     cases: Mapping[str, Any] = field(default_factory=lambda: {name: asdict(case) for name, case in CASES.items()})
 
 
-def started(setting: Setting, init: str, seed: int) -> Model:
-    """The project's BERT with its initial weights; `paper`: the same normal numbers times the paper's deviations."""
+def started(setting: Setting, init: Init, seed: int) -> Model:
+    """The project's BERT with its initial weights: the same normal numbers times other deviations."""
     config = FAMILIES["bert"].sizes[setting.size]
-    model = replace(config, vocabulary=setting.vocabulary, init="fan-in" if init == "fan-in" else "bert").build(seed)
-    if init == "paper":
-        with torch.no_grad():
-            for name, weight in model.blocks.named_parameters():
-                if weight.dim() == 2:
-                    weight.mul_(deviation(len(weight), config.width, mlp_in="mlp_in" in name) / BERT)
-    return model.eval()
+    return replace(config, vocabulary=setting.vocabulary, init=init).build(seed).eval()
 
 
 def norms(model: Model, batch: Batch, subnetwork: Subnetwork) -> list[float]:
@@ -89,7 +83,7 @@ def norms(model: Model, batch: Batch, subnetwork: Subnetwork) -> list[float]:
     return [squared(state_BSD).mean().sqrt().item() for state_BSD in states]
 
 
-def in_model(setting: Setting, init: str, seed: int, device: str) -> dict[str, Any]:
+def in_model(setting: Setting, init: Init, seed: int, device: str) -> dict[str, Any]:
     """The full model's norms, and what the layers of its parts get in relation to them."""
     model = started(setting, init, seed).to(device)
     places = range(setting.batch * setting.tokens)
