@@ -391,6 +391,11 @@ def test_going_on_with_another_method_is_refused() -> None:
         steps_of(model, schedule="3-4-5-6").resume(steps.state())
     with pytest.raises(ValueError, match=r"steps was 8 and is 12"):
         steps_of(model, steps=12).resume(steps.state())
+    older = steps.state()
+    del older["method"]["hold"]  # a checkpoint from before there was this setting
+    same.resume(older)
+    with pytest.raises(ValueError, match=r"hold was 1 and is 2"):
+        steps_of(model, hold=2).resume(older)
 
 
 def test_a_model_inside_that_is_compiled_as_a_whole_is_refused() -> None:

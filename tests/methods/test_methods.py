@@ -48,6 +48,18 @@ def test_raptr_scales() -> None:
     assert [linear.scales[i] for i in root.kept] == [1, 2.5, 2.5, 2.5, 2.5, 1]
 
 
+def test_raptr_keeps_a_draw_and_takes_its_opposite() -> None:
+    plain, held, mirrored = (make("raptr", fixed=[], **given) for given in ({}, {"hold": 3}, {"mirrored": True}))
+    assert [held.subnetwork(step) for step in range(6)] == [plain.subnetwork(step // 3) for step in range(6)]
+    assert mirrored.subnetwork(4) == plain.subnetwork(4)
+    assert {*mirrored.subnetwork(4).kept} | {*mirrored.subnetwork(5).kept} == set(range(12))  # 6 and the other 6
+    both = make("raptr", fixed=[], hold=2, mirrored=True)
+    assert both.subnetwork(4) == both.subnetwork(5) == plain.subnetwork(2)
+    assert both.subnetwork(6) == both.subnetwork(7) == mirrored.subnetwork(3)
+    with pytest.raises(ValueError, match=r"hold is 0; a whole number"):
+        make("raptr", hold=0)
+
+
 def test_raptr_without_scaling_is_judged_under_keep_probabilities() -> None:
     method = make("raptr")
     assert method.evaluated(0).scales == (1.0, *[0.4] * 10, 1.0)

@@ -138,3 +138,24 @@ def test_units_are_drawn_anew_in_each_running_layer() -> None:
 def test_lowest_of_none_and_of_all() -> None:
     assert lowest(range(5), 0, 0, 0) == ()
     assert lowest(range(5), 5, 0, 0) == (0, 1, 2, 3, 4)
+
+
+def test_an_opposite_draw_takes_what_the_other_left_out() -> None:
+    for step in range(50):
+        one, other = (draw_layers(Stage(0, 1, 6, ()), 12, "exact", 2, 0, step, opposite=turn) for turn in (False, True))
+        assert all(a != b for a, b in zip(one, other, strict=True))
+        heads, others = (draw_units(HEADS, 2, 4, (True,), 0, step, opposite=turn) for turn in (False, True))
+        assert heads is not None
+        assert others is not None
+        assert sorted(heads[0] + others[0]) == [0, 1, 2, 3]
+    wide, rest = (lowest(range(5), 3, 0, 0, opposite=turn) for turn in (False, True))
+    assert {*wide, *rest} == set(range(5))
+    one, other = (tossed((0.0, 0.3, 0.7, 1.0), 0, 7, opposite=turn) for turn in (False, True))
+    assert one[0] is other[0] is False
+    assert one[3] is other[3] is True
+
+
+def test_opposite_coins_keep_their_probability_and_agree_least() -> None:
+    pairs = [[tossed((0.3,), 0, step, opposite=turn)[0] for turn in (False, True)] for step in range(STEPS)]
+    assert abs(sum(other for _, other in pairs) - STEPS * 0.3) <= 4.5 * math.sqrt(STEPS * 0.21)
+    assert not any(one and other for one, other in pairs)

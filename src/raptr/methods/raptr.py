@@ -50,6 +50,8 @@ class RaPTr(Method):
     scaled: Scaled = "layer"
     heads: str | None = None  # heads run in each stage, such as 6-8-10-12; None: all
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
+    hold: int = 1  # a draw is kept for so many steps
+    mirrored: bool = False  # each second draw is the opposite of the one before it: see sampling.py
     width_exponent: float = 0.5  # k of n heads (parts) are scaled by (n / k) to this power
 
     name: ClassVar[str] = "raptr"
@@ -58,6 +60,8 @@ class RaPTr(Method):
         super().__post_init__()
         if self.width_exponent not in (0, 0.5, 1):
             raise ValueError(f"width_exponent is {self.width_exponent!r}; allowed: 0, 0.5, 1")
+        if type(self.hold) is not int or self.hold < 1:
+            raise ValueError(f"hold is {self.hold!r}; a whole number of steps from 1 on is allowed")
         if self.selection == "bernoulli" and self.groups != 1:
             raise ValueError(f"groups is {self.groups}; with selection bernoulli only 1 is allowed")
         check_end(self.name, self.stages)
@@ -103,12 +107,14 @@ class RaPTr(Method):
         step = self.check_step(step)
         index, layers = self.stages.index(step), self.target.layers
         stage = self.stages.stages[index]
-        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, step)
-        heads, parts = self.head_counts[index], self.part_counts[index]
+        number, heads, parts = step // self.hold, self.head_counts[index], self.part_counts[index]
+        opposite = self.mirrored and number % 2 == 1
+        number -= opposite
+        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, number, opposite=opposite)
         return replace(
             self.scaled_layers(kept, step),
-            heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, step),
-            parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, step),
+            heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, number, opposite=opposite),
+            parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, number, opposite=opposite),
             head_scale=(self.target.heads / heads) ** self.width_exponent,
             part_scale=(self.target.parts / parts) ** self.width_exponent,
         )

@@ -1,8 +1,9 @@
 """Which layers, heads and MLP parts run in a step, as pure functions of (seed, step).
 
-Exactly k of n are the k with the lowest hash. The paper defines Bernoulli selection and implements k of L;
-both are here. Grouped selection (the paper's remark on implementation) takes an equal share of each group
-of neighbouring layers: a stratified draw, not a uniform one; one group is plain k of L.
+Exactly k of n are the k with the lowest hash. An opposite draw takes the k with the highest, which are those that the
+other left out, as far as there are enough. The paper defines Bernoulli selection and implements k of L; both are here.
+Grouped selection (the paper's remark on implementation) takes an equal share of each group of neighbouring layers: a
+stratified draw, not a uniform one; one group is plain k of L.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,18 +19,23 @@ Selection = Literal["exact", "bernoulli"]
 DEPTH, HEADS, PARTS = 0, 1, 2  # the axis is a counter of the hash, so that axes draw independently
 
 
-def lowest(candidates: Iterable[int], k: int, seed: int, step: int, *where: int) -> tuple[int, ...]:
-    """The k candidates with the lowest hash, ascending: a uniform draw without replacement."""
-    ranked = sorted(candidates, key=lambda index: (bits(seed, "subnetwork", step, *where, index), index))
+def lowest(
+    candidates: Iterable[int], k: int, seed: int, step: int, *where: int, opposite: bool = False
+) -> tuple[int, ...]:
+    """The k candidates with the lowest (if `opposite`, highest) hash, ascending: a draw without replacement."""
+    ranked = sorted(
+        candidates, key=lambda index: (bits(seed, "subnetwork", step, *where, index), index), reverse=opposite
+    )
     assert 0 <= k <= len(ranked)
     return tuple(sorted(ranked[:k]))
 
 
-def tossed(probabilities: Sequence[float], seed: int, step: int) -> tuple[bool, ...]:
+def tossed(probabilities: Sequence[float], seed: int, step: int, *, opposite: bool = False) -> tuple[bool, ...]:
     """One independent coin per layer; probabilities 0 and 1 are certain."""
+    coins = [unit(bits(seed, "subnetwork", step, DEPTH, layer)) for layer in range(len(probabilities))]
     return tuple(
-        unit(bits(seed, "subnetwork", step, DEPTH, layer)) < probability
-        for layer, probability in enumerate(probabilities)
+        (coin >= 1 - probability if opposite else coin < probability)
+        for coin, probability in zip(coins, probabilities, strict=True)
     )
 
 
@@ -42,21 +48,28 @@ def keep_probabilities(stage: Stage, layers: int, groups: int = 1) -> tuple[floa
     )
 
 
-def draw_layers(stage: Stage, layers: int, selection: Selection, groups: int, seed: int, step: int) -> tuple[bool, ...]:
+def draw_layers(
+    stage: Stage, layers: int, selection: Selection, groups: int, seed: int, step: int, *, opposite: bool = False
+) -> tuple[bool, ...]:
     """Which layers run in the step."""
     if selection == "bernoulli":
-        return tossed(keep_probabilities(stage, layers), seed, step)
+        return tossed(keep_probabilities(stage, layers), seed, step, opposite=opposite)
     kept = {layer - 1 for layer in stage.fixed}
     for free, quota, _ in _shares(stage, layers, groups):
-        kept.update(lowest(free, quota, seed, step, DEPTH))
+        kept.update(lowest(free, quota, seed, step, DEPTH, opposite=opposite))
     return tuple(layer in kept for layer in range(layers))
 
 
-def draw_units(axis: int, k: int, n: int, running: Sequence[bool], seed: int, step: int) -> Kept | None:
+def draw_units(
+    axis: int, k: int, n: int, running: Sequence[bool], seed: int, step: int, *, opposite: bool = False
+) -> Kept | None:
     """k of n heads or parts, drawn anew in each running layer; None when that is all of them."""
     if k == n:
         return None
-    return tuple(lowest(range(n), k, seed, step, axis, layer) if runs else () for layer, runs in enumerate(running))
+    return tuple(
+        lowest(range(n), k, seed, step, axis, layer, opposite=opposite) if runs else ()
+        for layer, runs in enumerate(running)
+    )
 
 
 def check_groups(stage: Stage, layers: int, groups: int) -> None:
