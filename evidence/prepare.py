@@ -1,10 +1,11 @@
 """Prepare the text of the comparisons: one folder for each objective, and one domain for the runs of repetition.
 
-    python -m evidence.prepare TEXT [--out FOLDER]
+    python -m evidence.prepare TEXT [--more TEXT] [--out FOLDER]
 
 TEXT has DOMAIN.train.jsonl.xz and DOMAIN.valid.jsonl.xz of each domain of docs/results/corpus.md. The folders are
-corpus, corpus-causal and corpus-ul2, made at the same time, and then corpus-arxiv with the tokenizer of corpus. What is
-there and whole is left alone.
+corpus, corpus-causal and corpus-ul2, made at the same time, and then corpus-arxiv with the tokenizer of corpus. With
+more text, a folder of DOMAIN.train.*.jsonl.xz of any domains, there is corpus-wide too: the text for training of both,
+of which 2% is held out, with the same tokenizer. What is there and whole is left alone.
 """
 
 import subprocess
@@ -21,11 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("text", type=Path, help="the folder with the text of docs/results/corpus.md")
+    parser.add_argument("--more", type=Path, help="a folder with more text for training, for corpus-wide")
     parser.add_argument("--out", type=Path, default=Path(), help="where the folders go (here)")
     given = parser.parse_args(arguments)
     missing = [path for domain in DOMAINS for path in _files(given.text, domain) if not path.is_file()]
     if missing:
         parser.error(f"text is {given.text}, but there is no {missing[0].name} in it")
+    added = [] if given.more is None else sorted(given.more.glob("*.train.*.jsonl.xz"))
+    if given.more is not None and not added:
+        parser.error(f"more is {given.more}, but there is no DOMAIN.train.*.jsonl.xz in it")
     trained = ["--vocabulary", str(VOCABULARY)]
     _prepare(
         [*trained, "--out", str(given.out / "corpus"), *_data(given.text, DOMAINS)],
@@ -36,10 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     tokenizer = ["--tokenizer", str(given.out / "corpus")]
     _prepare([*tokenizer, "--out", str(given.out / "corpus-arxiv"), *_data(given.text, ["arxiv"])])
+    if added:
+        text = {domain: _files(given.text, domain)[0] for domain in DOMAINS}
+        text |= {domain: given.more / f"{domain}.train.*" for domain in _names(added)}
+        wide = [option for domain, path in text.items() for option in ("--data", f"{domain}={path}")]
+        _prepare([*tokenizer, "--out", str(given.out / "corpus-wide"), *wide])
 
 
 def _files(text: Path, domain: str) -> tuple[Path, Path]:
     return text / f"{domain}.train.jsonl.xz", text / f"{domain}.valid.jsonl.xz"
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """The domains of files of more text."""
+    return list(dict.fromkeys(file.name.split(".", 1)[0] for file in files))
 
 
 def _data(text: Path, domains: Sequence[str]) -> list[str]:
