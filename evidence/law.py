@@ -18,7 +18,7 @@ from raptr.train.advice import Measured, named, scaled
 METHODS: tuple[Mapping[str, Any], ...] = (  # as they are at 12 layers
     {"name": "raptr", "schedule": "6-8-10-12"},
     {"name": "stacking", "schedule": "6-8-10-12"},
-    {"name": "progressive-stacking", "schedule": "3-6-12"},
+    {"name": "progressive-stacking", "schedule": "3-6-12", "lengths": "equal", "average": 9.0},
 )
 LAYERS = 12  # of these schedules
 KEPT_BACK = (8, 384)  # layers and width of the size that the law is tested on

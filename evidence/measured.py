@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ITEMS = read_queue(ROOT / QUEUE)
 SOURCES = {item.name: str(item.record) for item in ITEMS} | {"compare": "docs/results/compare.json"}
 DECAY = 0.25  # of the runs that advice rests on: the default
-EPOCHS = 4.0  # of full training; with more, repetition of the text is a part of what is measured
+EPOCHS = 5.0  # of full training; with more, repetition of the text is a part of what is measured
 
 
 def read_records() -> dict[str, Any]:

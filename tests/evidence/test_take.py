@@ -151,7 +151,9 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(ROOT)
     for item in queue.read_queue():
         given = item.spec(None)
-        assert (given["tune"], given.get("widen", False)) == ([0], not item.judges)
+        assert given["tune"] == [0]
+        # What runs once, at one rate, is too large to search for others.
+        assert given.get("widen", False) == (not item.judges and item.name != "width-12x768"), item.name
         settings = given["settings"]
         assert set(settings) - {"objective"} == {"train", "data", "model", "optimizer"}
         assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 32
