@@ -248,6 +248,26 @@ def test_the_law_is_tested_on_the_size_that_is_kept_back(monkeypatch: pytest.Mon
         assert wanted in [plain_settings(m.name, m.settings()) for m in schedules(item.name).values()]
 
 
+@pytest.mark.parametrize("name", ["width-12x128", "width-6x256", "width-24x256", "width-12x512", "half-12x256"])
+def test_the_sizes_of_the_law_have_its_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = [plain_settings(method.name, method.settings()) for method in schedules(name).values()]
+    layers = schedules(name)["full"].target.layers
+    for method in law.METHODS:
+        assert scaled(method, layers / law.LAYERS, 1.0) in made
+
+
+def test_the_papers_three_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    budgets = {"12x256": ("quarter", "half", "long"), "24x256": ("quarter", "half", "paper")}
+    for size, names in budgets.items():
+        found = [schedules(f"{name}-{size}") for name in names]
+        assert [methods["full"].steps for methods in found] == [1450, 2900, 5800]
+        (schedule,) = {methods["raptr, sqrt"].settings()["schedule"] for methods in found}
+        assert schedule == {"12x256": "6-8-10-12", "24x256": "6-12-18-24"}[size]
+        assert {methods["stacking"].settings()["schedule"] for methods in found} == {schedule}
+
+
 def test_runs_of_the_long_record_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     items = {item.name: item for item in queue.read_queue()}
