@@ -14,6 +14,7 @@ from raptr.methods import METHODS, Method, make_method
 from raptr.methods.growing import Growing
 from raptr.methods.msg import Masked
 from raptr.methods.pld import PLD
+from raptr.settings import flat
 from raptr.subnetworks import Schedule, Shape, Subnetwork
 
 SHAPE, STEPS = Shape(layers=6, heads=4, parts=4), 4000
@@ -56,6 +57,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"heads": "2-3-4"},
         {"parts": "1-2-4", "lengths": "proportional", "mask_steps": 0},
         {"schedule": "3-4-4-6", "heads": "2-2-4-4", "parts": "1-1-2-4", "mask_steps": 10, "moments": "reset"},
+        {"schedule": "6"},
     ],
     "msg-interpolation": [
         {},
@@ -96,6 +98,16 @@ def test_pure_in_the_step(name: str, settings: dict[str, Any]) -> None:
     backwards = [other.subnetwork(step) for step in reversed(range(0, STEPS, 97))]
     assert forwards == backwards[::-1]
     assert one.subnetwork(STEPS - 1) == make(name, settings).subnetwork(STEPS - 1)
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_recorded_settings_make_the_same_method(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, settings)
+    again = make(name, method.settings())
+    assert (flat(again.settings()), again.phases()) == (flat(method.settings()), method.phases())
+    assert [again.subnetwork(step) for step in range(0, STEPS, 97)] == [
+        method.subnetwork(step) for step in range(0, STEPS, 97)
+    ]
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
@@ -237,9 +249,9 @@ def test_growing_methods_refuse(name: str, settings: dict[str, Any], sentence: s
 
 @pytest.mark.parametrize("name", GROWING)
 def test_growing_methods_take_a_schedule(name: str) -> None:
-    schedule = Schedule.parse("3-6", layers=6, steps=10, fixed=())
+    schedule = Schedule.parse("3-6", layers=6, steps=10, lengths="proportional", fixed=())
     method = make_method(name, shape=SHAPE, schedule=schedule)
-    assert [method.shape(step).layers for step in (0, 4, 5, 9)] == [3, 3, 6, 6]
+    assert [method.shape(step).layers for step in (0, 2, 3, 9)] == [3, 3, 6, 6]
     with pytest.raises(ValueError, match=r"6 layers and 10 steps.*6 layers and 4000 steps"):
         make(name, {"schedule": schedule})
     with pytest.raises(ValueError, match=r"lengths.*average.*schedule"):
@@ -318,12 +330,14 @@ def test_parts_of_any_size(name: str, settings: dict[str, Any]) -> None:
 def test_bad_settings_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}.*'sheduel'"):
         make(name, {"sheduel": 1})
-    with pytest.raises(ValueError, match=r"steps is 0.* 1 "):
-        make_method(name, shape=SHAPE, steps=0)
+    for steps in (0, 10.0, True):
+        with pytest.raises(ValueError, match=rf"steps is {steps}.* 1 "):
+            make_method(name, shape=SHAPE, steps=steps)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="steps is missing"):
         make_method(name, shape=SHAPE)
-    with pytest.raises(ValueError, match=r"seed is -1.* 0 "):
-        make(name, {}, seed=-1)
+    for seed in (-1, 1.0, True):
+        with pytest.raises(ValueError, match=rf"seed is {seed}.* 0 "):
+            make(name, {}, seed=seed)  # type: ignore[arg-type]
 
 
 def test_unknown_method_names_the_nearest() -> None:

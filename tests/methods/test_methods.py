@@ -27,6 +27,10 @@ def dropout(**settings: Any) -> LayerDropout:
     return method
 
 
+def test_the_parts_that_evaluations_judge_are_always_the_same() -> None:
+    assert [make("full").drawn(6, draw, 1000).kept for draw in (0, 1)] == [(0, 2, 3, 4, 10, 11), (0, 1, 3, 4, 5, 11)]
+
+
 def test_raptr_with_every_layer_kept_is_full() -> None:
     raptr, full = make("raptr", schedule="12-12"), make("full")
     for step in range(0, 1000, 50):
@@ -66,6 +70,8 @@ def test_raptr_without_scaling_is_judged_under_keep_probabilities() -> None:
     assert method.evaluated(250).scales == (1.0, *[0.4] * 10, 1.0)  # 250 steps done: stage 1 was trained
     assert method.evaluated(251).scales == (1.0, *[0.6] * 10, 1.0)
     assert method.evaluated(1000).scales == (1.0,) * 12
+    for scaling in ("sqrt", "linear"):
+        assert make("raptr", scaling=scaling).evaluated(1) == Subnetwork.full(12)
 
 
 def test_raptr_takes_a_schedule() -> None:
@@ -142,6 +148,15 @@ def test_pld_averages() -> None:
     assert sum(mean) / 20 == pytest.approx(0.8, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["pld", "layer-dropout"])
+def test_averages_from_the_least_possible_to_1_are_allowed(name: str) -> None:
+    for layers in (1, 12):  # a single layer always runs, so 1 is the least too
+        assert make(name, layers=layers, average=1).phases()[0].keep == (1.0,) * layers
+    for wrong in (1.1, float("nan"), -0.1):
+        with pytest.raises(ValueError, match=f"average is {wrong}.* 0 to 1"):
+            make(name, average=wrong)
+
+
 def test_pld_refuses() -> None:
     with pytest.raises(ValueError, match=r"theta and average"):
         pld(theta=0.5, average=0.75)
@@ -149,8 +164,9 @@ def test_pld_refuses() -> None:
         pld(average=0.3)
     with pytest.raises(ValueError, match=r"theta is 1\.5.* 0 to 1"):
         pld(theta=1.5)
-    with pytest.raises(ValueError, match=r"gamma is 0\.0.* above 0"):
-        pld(gamma=0)
+    for wrong in (0.0, math.inf):
+        with pytest.raises(ValueError, match=f"gamma is {wrong}.* above 0"):
+            pld(gamma=wrong)
 
 
 def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> None:
@@ -168,6 +184,15 @@ def test_parts_of_dropping_methods_are_divided_by_their_keep_probabilities() -> 
     assert always.drawn(2, 0, 0).scales == (1.0, *[0.0] * 10, 1.0)
 
 
+@pytest.mark.parametrize(("name", "settings"), [("pld", {"gamma": 0.5}), ("layer-dropout", {})])
+def test_phases_promise_the_mean_of_the_steps_probabilities(name: str, settings: dict[str, Any]) -> None:
+    method = make(name, steps=10, **settings)
+    assert isinstance(method, PLD | LayerDropout)
+    for phase in method.phases():
+        by_step = [method.keep(step) for step in range(phase.start, phase.stop)]
+        assert phase.keep == pytest.approx([sum(column) / len(by_step) for column in zip(*by_step, strict=True)])
+
+
 def test_stochastic_depth() -> None:
     method = make("stochastic-depth", layers=4, keep=0.6)
     assert method.evaluated(10) == Subnetwork((0.9, 0.8, 0.7, 0.6), scaled="branches")
@@ -179,8 +204,9 @@ def test_stochastic_depth() -> None:
 def test_layerdrop_is_judged_plain() -> None:
     method = make("layerdrop", keep=0.5)
     assert method.evaluated(1) == Subnetwork.full(12)
-    with pytest.raises(ValueError, match=r"keep is -0\.1.* 0 to 1"):
-        make("layerdrop", keep=-0.1)
+    for name in ("layerdrop", "stochastic-depth"):
+        with pytest.raises(ValueError, match=r"keep is -0\.1.* 0 to 1"):
+            make(name, keep=-0.1)
 
 
 def test_layer_dropout_falls_and_recovers() -> None:
@@ -196,6 +222,9 @@ def test_layer_dropout_falls_and_recovers() -> None:
     assert deeper.keep(0)[:2] == (1.0, 1 - 0.4 / 11)
     assert deeper.keep(0)[-1] == 0.6
     assert dropout(layers=1, drop=0.4).keep(0) == (1.0,)
+    assert dropout(layers=2).keep(0) == (1.0, 0.5)
+    assert dropout(recovery=1).phases() == make("full").phases()
+    assert dropout(recovery=1).keep(0) == (1.0,) * 12
 
 
 def test_layer_dropout_average() -> None:
@@ -210,3 +239,7 @@ def test_layer_dropout_average() -> None:
         dropout(average="x")
     with pytest.raises(ValueError, match=r"recovery is 0\.0.* 1000 steps"):
         dropout(recovery=0)
+    with pytest.raises(ValueError, match=r"recovery is 1\.1.* 0 to 1"):
+        dropout(recovery=1.1)
+    with pytest.raises(ValueError, match=r"average is 0\.9.*1\.000 to 1"):
+        dropout(average=0.9, recovery=1)

@@ -33,9 +33,9 @@ def test_golden_draws() -> None:
     assert kept(stage, 12, 1_000_000) == (0, 3, 6, 8, 10, 11)
     assert kept(stage, 12, 0, groups=2, seed=5) == (0, 1, 2, 6, 10, 11)
     heads = draw_units(HEADS, 3, 12, (True, True), seed=5, step=0)
-    parts = draw_units(PARTS, 2, 4, (True, False), seed=5, step=0)
+    parts = draw_units(PARTS, 3, 12, (True, False), seed=5, step=0)
     assert heads == ((5, 6, 9), (2, 6, 10))
-    assert parts == ((1, 3), ())
+    assert parts == ((3, 7, 8), ())
 
 
 def test_integers_of_other_libraries_draw_the_same() -> None:
@@ -115,10 +115,22 @@ def test_groups_give_each_its_share() -> None:
         assert [sum(layer // 4 == group for layer in drawn) for group in range(3)] == [2, 2, 2]
         assert {0, 11} <= set(drawn)
     assert keep_probabilities(stage, 12, 3) == (1.0, *[1 / 3] * 3, *[0.5] * 4, *[1 / 3] * 3, 1.0)
-    with pytest.raises(ValueError, match=r"groups is 5.* 12 layers"):
-        check_groups(stage, 12, 5)
-    with pytest.raises(ValueError, match=r"groups is 6.*layers 1 to 2"):
-        check_groups(Stage(0, 1, 6, (1, 2)), 12, 6)
+
+
+@pytest.mark.parametrize(
+    ("size", "groups", "sentence"),
+    [
+        (6, 5, "groups is 5.* 12 layers"),
+        (6, 4, r"groups is 4.*size \(here 6\)"),
+        (5, 5, "groups is 5.* 12 layers"),
+        (6, 0, "groups is 0.* 12 layers"),
+        (6, -3, "groups is -3.* 12 layers"),
+        (6, 6, "groups is 6.*layers 1 to 2"),
+    ],
+)
+def test_groups_that_cannot_share_evenly_are_refused(size: int, groups: int, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check_groups(Stage(0, 1, size, (1, 2)), 12, groups)
 
 
 def test_units_are_drawn_anew_in_each_running_layer() -> None:

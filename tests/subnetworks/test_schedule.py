@@ -44,6 +44,8 @@ def test_boundaries_and_average(
     assert schedule.boundaries == boundaries
     assert schedule.average == pytest.approx(average, abs=1e-5)
     assert schedule.steps == steps
+    assert schedule.text == text
+    assert schedule.stages[0].start == 0
 
 
 def test_stage_of_the_steps_around_every_boundary() -> None:
@@ -110,6 +112,7 @@ def test_keep_probability() -> None:
         ("6-12", {"average": 6}, "average 6 .*1000 steps.*empty"),
         ("12-12", {"average": 9}, "average is 9.* 12 "),
         ("6-12", {"average": float("nan")}, "average is nan.* 1 to 12"),
+        ("6-12", {"average": "9"}, "average is '9'.* 1 to 12"),
         ("6-12", {"lengths": "linear"}, "lengths is 'linear'.*equal.*proportional"),
         (
             "6-12",
@@ -119,6 +122,8 @@ def test_keep_probability() -> None:
         ("6-12", {"full_start": -1}, "full_start is -1.* 0 "),
         ("6-12", {"fixed": (13,)}, "fixed has layer 13.* 1 to 12.*-1 to -12"),
         ("6-12", {"fixed": (0,)}, "fixed has layer 0.* 1 to 12"),
+        ("6-12", {"fixed": (True,)}, "fixed has layer True.* 1 to 12"),
+        ("6-12", {"fixed": (1, (1, 12))}, "fixed is .* 2 stages"),
         ("6-12", {"fixed": ((1,), (1,), (1,))}, "fixed is .* 2 stages"),
         ("6-12", {"fixed": ((1, 2), (1,))}, r"fixed set \{1, 2\}.* \{1\}"),
         ("6-6-12", {"fixed": ((1,), (1, 2), (1, 2))}, "0.455 to 0.4"),

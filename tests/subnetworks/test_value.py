@@ -10,6 +10,9 @@ def test_what_runs() -> None:
     assert (part.layers, part.kept, part.size) == (4, (0, 2), 2)
     assert Subnetwork.full(3).kept == (0, 1, 2)
     assert Subnetwork((0.0, 0.0)).kept == ()
+    assert Subnetwork((0.0, 0.5), heads=((), (1, 2))).counts == {"size": 1, "heads": 2}
+    assert Subnetwork((0.0, 0.0), heads=((), ())).counts == {"size": 0}
+    assert Shape(3) == Shape(3, heads=1, parts=1)
 
 
 def test_digest_tells_every_field_apart() -> None:
@@ -55,5 +58,6 @@ def test_nonsense_is_refused() -> None:
         Subnetwork((1.0, 1.0), parts=((0,), ()))
     with pytest.raises(ValueError, match=r"heads of layer 0 is \(1, 0\)"):
         Subnetwork((1.0,), heads=((1, 0),))
-    with pytest.raises(ValueError, match=r"layers is 0.* 1 "):
-        Shape(0)
+    for wrong in (0, 2.0, True):
+        with pytest.raises(ValueError, match=rf"layers is {wrong}.* 1 "):
+            Shape(wrong)  # type: ignore[arg-type]

@@ -149,11 +149,11 @@ def test_a_fused_parameter_is_that_many_of_its_own(shape: tuple[int, ...]) -> No
     start = torch.randn(shape) * torch.logspace(0, 3, 3).repeat_interleave(4).view(-1, *[1] * (len(shape) - 1))
     gradients = [torch.randn(shape) * (1 + step) for step in range(20)]
     fused = nn.Parameter(start.clone())
-    whole = Adafactor([{"params": [fused], "maps": 3}], lr=0.1, factored=4)
+    whole = Adafactor([{"params": [fused], "maps": 3}], lr=0.1, factored=3)
     train(whole, fused, gradients)
     for part in range(3):
         alone = nn.Parameter(start.chunk(3)[part].clone())
-        train(Adafactor([{"params": [alone]}], lr=0.1, factored=4), alone, [g.chunk(3)[part] for g in gradients])
+        train(Adafactor([{"params": [alone]}], lr=0.1, factored=3), alone, [g.chunk(3)[part] for g in gradients])
         torch.testing.assert_close(fused.chunk(3)[part], alone)
 
 
@@ -174,6 +174,13 @@ def test_a_model_has_fused_groups_and_factors_from_128_on() -> None:
     assert all(kept in ({"row", "column"}, {"square"}) for kept in kinds.values())
     assert optimizer.state[model.get_parameter("blocks.0.qkv.weight")]["row"].shape == (3, 128)
     assert optimizer.state[model.get_parameter("blocks.0.qkv.bias")]["square"].shape == (3, 128)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (6,)])
+def test_a_weight_that_has_only_been_idle_stays(shape: tuple[int, ...]) -> None:
+    parameter = nn.Parameter(torch.ones(shape))
+    train(Adafactor([{"params": [parameter]}], lr=0.1, factored=4), parameter, [torch.zeros(shape)] * 2)
+    assert torch.equal(parameter, torch.ones(shape))
 
 
 @pytest.mark.parametrize("policy", ["zero", "skip"])

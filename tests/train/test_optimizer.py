@@ -6,6 +6,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from raptr.train.adafactor import Adafactor
+from raptr.train.adamw import AdamW
 from raptr.train.muon import Muon
 from raptr.train.optimizer import (
     OptimizerSettings,
@@ -76,6 +77,7 @@ def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
         ({"peak": 1e38}, r"optimizer\.peak.*1e\+38.*3\.4e\+37"),
         ({"peak": float("nan")}, r"optimizer\.peak.*nan"),
         ({"beta2": 1.0}, r"optimizer\.beta2.*1\.0"),
+        ({"epsilon": 0.0}, r"optimizer\.epsilon.*0\.0"),
         ({"clip": -1.0}, r"optimizer\.clip.*-1\.0"),
         ({"floor": 2.0}, r"optimizer\.floor.*2\.0"),
         ({"warmup": -1}, r"optimizer\.warmup.*-1"),
@@ -94,6 +96,12 @@ def test_refusals(settings: dict[str, Any], sentence: str) -> None:
         OptimizerSettings(**settings)
 
 
+def test_the_ends_of_the_allowed_ranges_are_allowed() -> None:
+    OptimizerSettings(warmup=5, decay=0.5).check_steps(10)
+    lowest: dict[str, Any] = {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "clip": 0.0}
+    OptimizerSettings(decay=1.0, floor=1.0, idle="zero", **lowest).check_steps(1)
+
+
 def test_warm_up_and_decay_must_fit() -> None:
     with pytest.raises(ValueError, match=r"optimizer\.warmup.*6.*\.decay.*0\.5.*train\.steps.*10.*to 5 or less"):
         OptimizerSettings(warmup=6, decay=0.5).check_steps(10)
@@ -102,7 +110,9 @@ def test_warm_up_and_decay_must_fit() -> None:
 def test_matrices_and_embeddings_decay_whatever_their_dimension() -> None:
     model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2), nn.LayerNorm((2, 2)))
     embedding, matrix, bias, gain, shift = model.parameters()
-    decayed, plain = make_optimizer(OptimizerSettings(weight_decay=0.5), model).param_groups
+    optimizer = make_optimizer(OptimizerSettings(weight_decay=0.5), model)
+    assert type(optimizer) is AdamW
+    decayed, plain = optimizer.param_groups
     assert list(map(id, decayed["params"])) == [id(embedding), id(matrix)]
     assert list(map(id, plain["params"])) == [id(bias), id(gain), id(shift)]
     assert gain.ndim == 2

@@ -76,7 +76,7 @@ def in_units(setting: str, text: object, units: int, size: int) -> object:
 
     Sizes that end with the whole dimension, `units` times `size`, are by dimension; all others stay as they are.
     """
-    if size == 1 or not isinstance(text, str):
+    if not isinstance(text, str):
         return text
     sizes = parse_sizes(text, setting)
     if sizes[-1] != units * size:

@@ -36,7 +36,7 @@ class PLD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.gamma, int | float) and 0 < self.gamma < math.inf):
+        if not 0 < self.gamma < math.inf:
             raise ValueError(f"gamma is {self.gamma!r}; a number above 0 is allowed")
         check_rate("theta", self.theta, self.average, 1 - self._per_theta, self.target.layers)
 

@@ -182,7 +182,6 @@ def checked_step(step: SupportsIndex, last: int) -> int:
 
 def recommended_sizes(layers: int) -> str:
     """The sizes of `Schedule.recommended`."""
-    _whole("layers", layers, 1)
     smallest = min(2, layers)  # the first and the last layer are fixed
     return "-".join(str(max(smallest, (2 * (3 + i) * layers + 6) // 12)) for i in range(4))
 
@@ -230,7 +229,7 @@ def _fitted(sizes: Sequence[int], lengths: Lengths | None, average: Fraction, st
 
 def _rounded(value: Fraction) -> int:
     """The nearest whole number, halves up."""
-    return int((2 * value + 1) // 2)
+    return (2 * value + 1) // 2
 
 
 def _fixed_sets(fixed: Fixed, stages: int, layers: int) -> list[tuple[int, ...]]:

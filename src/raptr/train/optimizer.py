@@ -107,7 +107,7 @@ class OptimizerSettings:
             return self.peak * (step + 1) / self.warmup
         decay = self.decay_steps(steps)
         left = steps - step  # the last step still has one part in `decay` of the peak
-        if left >= decay or decay == 0:
+        if left >= decay:
             return self.peak
         if self.decay_shape == "inverse-sqrt":
             return self.peak * math.sqrt((steps - decay) / step)
