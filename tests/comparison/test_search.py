@@ -23,6 +23,8 @@ def train(asked: Comparison, loss: Any, diverging: Any = ()) -> list[tuple[float
         runs = [run for run in wanted(asked, outcomes) if (run.peak, run.seed) not in done]
         if not runs:
             return done
+        # They may all run at once: the best rate's other seeds are not wanted before it is known.
+        assert len({run.seed in asked.tune for run in runs}) == 1
         value = math.inf if (runs[0].peak, runs[0].seed) in diverging else loss(runs[0].peak)
         diverged = None if math.isfinite(value) else 3
         end = None if diverged else value

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.plot import draw
 from raptr.comparison.table import Row, best_peak, denoisers_markdown, difference, finals, markdown, notes, rows
-from raptr.report.statistics import Mean, mean, pooled
+from raptr.report.statistics import Mean, mean, pooled, student
 
 FULL, REDUCED = "full", "full (reduced)"
 
@@ -55,6 +55,14 @@ def test_mean_and_interval() -> None:
     assert mean([]) is None
 
 
+@pytest.mark.parametrize("free", range(1, 31))
+def test_students_t_leaves_5_percent_outside(free: int) -> None:
+    t = np.linspace(0, student(free), 20_001)
+    scale = math.gamma((free + 1) / 2) / math.gamma(free / 2) / math.sqrt(free * math.pi)
+    density = scale * (1 + t**2 / free) ** (-(free + 1) / 2)
+    assert 2 * np.trapezoid(density, t) == pytest.approx(0.95, abs=6e-5)  # t has three decimals
+
+
 def test_pooled_intervals_take_the_variance_within_all_groups() -> None:
     def group(*values: float, own: float | None = None) -> list[Mean]:
         return [Mean(value, own, 3) for value in values]
@@ -69,6 +77,8 @@ def test_pooled_intervals_take_the_variance_within_all_groups() -> None:
     assert none is None
     assert pooled([group(1.0, 2.0, 6.0)]) == [mean([1.0, 2.0, 6.0])]
     assert pooled([group(1.0), group(2.0)]) == [Mean(1.0, None, 1), Mean(2.0, None, 1)]
+    # an error that rests on one value says nothing of how far values lie apart
+    assert pooled([[Mean(1.0, 0.5, 1)], [Mean(2.0, 0.5, 1)]]) == [Mean(1.0, None, 1), Mean(2.0, None, 1)]
     # the values' own errors: variance 4 on 8 degrees of freedom, where those between them are smaller
     (near,) = pooled([group(1.0, 1.1, 1.2, 1.3, own=4.303 * 2.0)])
     assert near is not None

@@ -1,13 +1,15 @@
 """The windows of a step: each is read once per epoch, micro-batches are exact shares, and there is no state."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raptr.data import EvalData, TokenStore, TrainData, Windows
-from raptr.data.prepare import Document, prepare
+from raptr.data.prepare import Document, parse_domain, prepare, prepare_corpus
 from raptr.data.store import Split
 
 
@@ -85,6 +87,9 @@ def test_batches_are_a_function_of_seed_and_step(store: TokenStore) -> None:
     assert same(later, TrainData(store, 31, 4, seed=1).windows(10**7))
     assert not same(later, data.windows(10**7 + 1))
     assert not same(later, TrainData(store, 31, 4, seed=2).windows(10**7))
+    assert data.digest(10**7) == TrainData(store, 31, 4, seed=1).digest(10**7)
+    others = [data.digest(10**7 + 1), TrainData(store, 31, 4, seed=2).digest(10**7)]
+    assert data.digest(10**7) not in others
 
 
 def test_no_two_samples_have_one_number(store: TokenStore) -> None:
@@ -136,6 +141,22 @@ def test_wide_tokens_are_read_alike(store: TokenStore, tmp_path: Path, monkeypat
     assert same(TrainData(wide, 31, 8, seed=0).windows(5), TrainData(store, 31, 8, seed=0).windows(5))
 
 
+def test_a_domain_of_small_weight_is_judged_too_but_must_be_trained_on(tmp_path: Path) -> None:
+    for name in ("much", "some"):
+        lines = (json.dumps({"text": f"{name} text {i} says {i * i} and no more. " * 5}) for i in range(90))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    domains = [parse_domain(f"{tmp_path}/much.jsonl:97"), parse_domain(f"{tmp_path}/some.jsonl:3")]
+    store = prepare_corpus(domains, tmp_path / "store", vocabulary=300, held_out=0.5)
+    data = EvalData(store, 15, 10)
+    found = {name: join(list(data.windows(name, 4))).samples_B.tolist() for name in data.domains}
+    assert {name: len(samples) for name, samples in found.items()} == {"much": 10, "some": 1}
+    assert len({sample for samples in found.values() for sample in samples}) == 11  # each draws masks of its own
+    much, some = store.manifest.domains
+    rare = replace(store, manifest=replace(store.manifest, domains=(much, replace(some, weight=1e-6))))
+    with pytest.raises(ValueError, match=r"domain some has weight 1e-06, less than one sample in"):
+        TrainData(rare, 15, 1, seed=0)
+
+
 def test_bad_settings_get_a_sentence(store: TokenStore) -> None:
     data = TrainData(store, 31, 12, seed=0)
     for micros in (0, 5, 24):
@@ -143,7 +164,8 @@ def test_bad_settings_get_a_sentence(store: TokenStore) -> None:
             data.windows(0, 0, micros)
     with pytest.raises(ValueError, match=r"batch.* 0\b"):
         TrainData(store, 31, 0, seed=0)
-    with pytest.raises(ValueError, match=r"train.* 4999 tokens.*data.length"):
+    longest = max(map(len, store.tokens("train", store.domains[0].name)))
+    with pytest.raises(ValueError, match=rf"train.* 4999 tokens \({longest} tokens.*data.length"):
         TrainData(store, 4999, 1, seed=0)
     with pytest.raises(ValueError, match=r"count.* 0\b"):
         EvalData(store, 31, 0)

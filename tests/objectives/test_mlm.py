@@ -122,11 +122,14 @@ def test_samples_seeds_and_streams_differ() -> None:
 
 
 def test_bad_settings_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"rate.* 1\.5"):
-        masked_count(128, 1.5)
+    for rate in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match=f"rate is {rate}"):
+            masked_count(128, rate)
     with pytest.raises(ValueError, match=r"length.* 3\b.* 4\b"):
         masked_count(3)
-    assert [masked_count(length) for length in (4, 10, 128, 512)] == [1, 2, 19, 77]
+    with pytest.raises(ValueError, match=r"length is 1048577;.* at most 1048576"):  # ranks have 20 bits for a position
+        masked_count(2**20 + 1)
+    assert [masked_count(length) for length in (4, 10, 128, 512, 2**20)] == [1, 2, 19, 77, 157286]
 
 
 def original(batch: Batch) -> torch.Tensor:

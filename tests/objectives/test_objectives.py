@@ -12,7 +12,7 @@ from rich.console import Console
 from raptr.data import TokenStore, Vocabulary, Windows
 from raptr.data.batch import Batch
 from raptr.data.prepare import Document, prepare
-from raptr.objectives import SPECIALS
+from raptr.objectives import SPECIALS, specials_of
 from raptr.objectives.contract import Objective
 from raptr.objectives.registry import OBJECTIVES
 from raptr.train.config import Config
@@ -154,3 +154,9 @@ def test_data_for_another_objective_are_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=sentence):
         plan_run(config)
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_an_unknown_objective_has_no_special_tokens() -> None:
+    assert {name: specials_of(name) for name in SPECIALS} == SPECIALS
+    with pytest.raises(ValueError, match=r"objective is 'clm'.*mlm, causal, ul2"):
+        specials_of("clm")

@@ -24,6 +24,7 @@ END = VOCABULARY["[EOS]"]
 OBJECTIVE = UL2(VOCABULARY)
 R, S, X = MODES
 MIXTURE = denoisers(STANDARD)
+MOST_HIDDEN = Denoiser("X", 1, 0.75, 2)  # as many spans as there are gaps between the visible tokens
 
 
 def windows(length: int, samples: list[int]) -> Windows:
@@ -94,7 +95,7 @@ def test_sizes_at_512(span: int, rate: float, raw: int, hidden: int, spans: int,
 
 
 @pytest.mark.parametrize("length", [8, 9, 33, 128, 512])
-@pytest.mark.parametrize("denoiser", MIXTURE, ids=lambda one: f"{one.mode}-{one.span}-{one.rate}")
+@pytest.mark.parametrize("denoiser", [*MIXTURE, MOST_HIDDEN], ids=lambda one: f"{one.mode}-{one.span}-{one.rate}")
 def test_every_sequence_turns_back_into_its_text(denoiser: Denoiser, length: int) -> None:
     given = windows(length, list(range(50)))
     batch = alone(denoiser).training(given, seed=3)
@@ -282,6 +283,7 @@ def test_a_bad_mixture_gets_a_sentence(mixture: Mixture, told: str) -> None:
 
 
 def test_bad_settings_get_a_sentence() -> None:
+    assert sizes(802, 3, 0.5).spans == 100  # as many as there are sentinels
     with pytest.raises(ValueError, match=r"data\.length.*1024.*128.*100"):
         sizes(1024, 3, 0.5)
     with pytest.raises(ValueError, match=r"data\.length.* 4\b"):

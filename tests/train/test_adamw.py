@@ -137,10 +137,16 @@ def second_of_two() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_a_process_steps_its_own_rows_without_a_message(second_of_two: DeviceMesh) -> None:
-    rows, counts, steps = (gradient((3, 4), step) for step in (0, 1)), torch.arange(6.0).view(6, 1), []
-    weight, grad = (DTensor.from_local(own, second_of_two, [Shard(0)], run_check=False) for own in rows)
-    for parameter, age in ((weight, counts), (weight.to_local().clone(), counts[3:])):
+@pytest.mark.parametrize("counted", ["rows", "rows in shards", "columns"])
+def test_a_process_steps_its_own_rows_without_a_message(counted: str, second_of_two: DeviceMesh) -> None:
+    def shards(own: Tensor) -> DTensor:
+        return DTensor.from_local(own, second_of_two, [Shard(0)], run_check=False)
+
+    weight, grad = (shards(gradient((3, 4), step)) for step in (0, 1))
+    counts, steps = torch.arange(4.0).view(1, 4) if counted == "columns" else torch.arange(6.0).view(6, 1), []
+    own = counts if counted == "columns" else counts[3:]
+    given = shards(own) if counted == "rows in shards" else counts
+    for parameter, age in ((weight, given), (weight.to_local().clone(), own)):
         one = nn.Parameter(parameter)
         one.grad = grad if isinstance(parameter, DTensor) else grad.to_local()
         optimizer = AdamW([one], **ADAM)

@@ -15,7 +15,7 @@ from raptr.comparison import compare
 from raptr.data import TokenStore
 from raptr.methods import METHODS
 from raptr.train import advice
-from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings
+from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings, scaled
 from raptr.train.config import Config
 from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
@@ -56,12 +56,21 @@ def test_the_lowest_loss_is_taken_and_full_training_where_nothing_pays() -> None
     assert chosen() is None
 
 
+def test_a_difference_in_words() -> None:
+    said = [str(Difference(mean, interval, 3)) for mean, interval in ((-0.05, 0.01), (0.02, None), (0.0, 0.01))]
+    assert said == ["0.050 ± 0.010 below", "0.020 above", "0.000 ± 0.010 above"]
+    single = Difference(-0.05, None, 1)
+    assert (single.low, single.high) == (-0.05, -0.05)
+
+
 def test_three_seeds_come_before_one() -> None:
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02)) == "stacking"
     assert chosen(row(DOUBLING, 0.02, seeds=1), row(GRADUAL, 0.05)) == "stacking"
+    assert chosen(row(DOUBLING, -0.05, seeds=2), row(GRADUAL, -0.02)) == "stacking"
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, -0.02, longer=1.3)) == "stacking"
     # one seed that is as good as full training comes before what is only better than full training with the same FLOPs
     assert chosen(row(DOUBLING, -0.05, seeds=1), row(GRADUAL, 0.02)) == "progressive-stacking"
+    assert chosen(row(DOUBLING, -0.001, seeds=1), row(GRADUAL, -0.005)) == "progressive-stacking"
 
 
 def test_as_good_in_the_same_steps_comes_before_better_in_more() -> None:
@@ -115,12 +124,16 @@ def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:
 
 def test_schedules_adapt_to_the_depth() -> None:
     measured = row({**DOUBLING, "lengths": "equal", "average": 9.0}, -0.05)
-    sizes = {6: "2-3-6", 8: "2-4-8", 10: "3-5-10", 12: "3-6-12", 24: "6-12-24", 1: "1-1-1"}
+    sizes = {6: "2-3-6", 8: "2-4-8", 10: "3-5-10", 12: "3-6-12", 24: "6-12-24", 2: "1-1-2", 1: "1-1-1"}
     for layers, schedule in sizes.items():
         settings = measured.settings(layers, 1000)
         assert settings == {**DOUBLING, "schedule": schedule, "lengths": "equal", "average": 0.75 * layers}
     started = row({"name": "raptr", "schedule": "6-8-10-12", "full_start": 50}, -0.05)
     assert started.settings(2, 3000) == {"name": "raptr", "schedule": "2-2-2-2", "full_start": 150}
+    assert [scaled({"name": "raptr", "schedule": "3-6-12"}, depth, 1.0) for depth in (1 / 6, 1 / 12)] == [
+        {"name": "raptr", "schedule": "2-2-2"},
+        {"name": "raptr", "schedule": "1-1-1"},
+    ]
     pairs = row({"name": "raptr", "schedule": "6-12", "groups": 6}, -0.05)
     assert pairs.settings(12, 1000) == pairs.method
     assert pairs.settings(24, 1000) is None
@@ -131,13 +144,21 @@ def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
     settings = {"schedule": "6-8-10-12", "lengths": "equal", "average": None, "fixed": (1, -1), "scaling": "none"}
     assert plain_settings("raptr", settings) == {"name": "raptr", "schedule": "6-8-10-12"}
     assert plain_settings("raptr", {**settings, "scaling": "sqrt"})["scaling"] == "sqrt"
+    timed = {"lengths": "equal", "average": 9.0}
+    assert plain_settings("stacking", timed) == {"name": "stacking", **timed}
+    assert plain_settings("stacking", {"lengths": "proportional"}) == {"name": "stacking", "lengths": "proportional"}
     rows = [row(DOUBLING, -0.05), row({"name": "g-stack", "schedule": "3-12", "growth_at": 0.3333}, 0.02)]
     deeper = replace(PLACE, layers=24)
     assert matching(deeper, {**DOUBLING, "schedule": "6-12-24"}, 10, rows) == rows[0]
     assert matching(deeper, DOUBLING, 10, rows) is None
     assert matching(PLACE, {"name": "g-stack", "schedule": "3-12", "growth_at": 1 / 3}, 10, rows) == rows[1]
     assert matching(replace(PLACE, width=600), DOUBLING, 10, rows) is None
-    assert named(rows[1].method) == "g-stack 3-12 (growth_at 0.3333)"
+    beside = row(DOUBLING, -0.04, place=replace(PLACE, width=300))
+    assert matching(PLACE, DOUBLING, 10, [beside, *rows]) == rows[0]
+    assert matching(beside.place, DOUBLING, 10, [*rows, beside]) == beside
+    assert named({**rows[1].method, "growth_at": 1 / 3, "moments": "zero"}) == (
+        "g-stack 3-12 (growth_at 0.333333, moments zero)"
+    )
 
 
 def test_a_schedule_that_starts_with_one_layer_has_a_name() -> None:

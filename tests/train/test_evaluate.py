@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from raptr.data import EvalData, TokenStore
 from raptr.data.batch import Batch
 from raptr.data.prepare import Document, parse_domain, prepare, prepare_corpus
+from raptr.methods import make_method
 from raptr.models.model import Model
 from raptr.objectives import SPECIALS
 from raptr.objectives.causal import CausalLM
 from raptr.objectives.contract import Objective
 from raptr.objectives.mlm import MaskedLM
 from raptr.objectives.ul2 import UL2
-from raptr.subnetworks import Subnetwork
+from raptr.subnetworks import Shape, Subnetwork
 from raptr.train.config import Config
-from raptr.train.evaluate import Evaluation, evaluate
+from raptr.train.evaluate import Evaluation, evaluate, evaluate_size
 from tests.train.legs import leg, records
 
 SETTINGS = {
@@ -71,6 +72,7 @@ class Constant(nn.Module):
         """Nothing of the subnetwork matters."""
 
     def losses(self, batch: Batch, inputs: None, targets: Sequence[Batch]) -> list[Tensor]:
+        assert not self.training  # nothing is dropped
         return [self.loss(batch.tokens_BS, chosen) for chosen in targets]
 
     def loss(self, x_BS: Tensor, batch: Batch) -> Tensor:
@@ -80,7 +82,11 @@ class Constant(nn.Module):
 def judged(kind: type[Objective], store: TokenStore) -> Evaluation:
     objective = kind(store.vocabulary)
     data = EvalData(store, objective.window(24), 100)
-    return evaluate(cast(Model, Constant()), objective, data, Subnetwork.full(1), batch=4)
+    for training in (False, True):
+        model = Constant().train(training)
+        found = evaluate(cast(Model, model), objective, data, Subnetwork.full(1), batch=4)
+        assert model.training == training
+    return found
 
 
 def test_bits_per_byte_and_perplexity_belong_to_the_likelihood_of_text(tmp_path: Path) -> None:
@@ -113,6 +119,32 @@ class OfLabels(Constant):
             assert batch.positions_BM is not None
             assert torch.equal(x_BS.flatten()[batch.positions_BM + 1], batch.labels_BM)
         return (batch.labels_BM % 7).double().mean()
+
+
+class Diverging(Constant):
+    def loss(self, x_BS: Tensor, batch: Batch) -> Tensor:
+        return torch.tensor(1e4)
+
+
+def test_a_loss_without_a_finite_exponential_is_judged_too(stores: dict[str, TokenStore]) -> None:
+    objective = CausalLM(stores["decoder"].vocabulary)
+    data = EvalData(stores["decoder"], objective.window(24), 4)
+    found = evaluate(cast(Model, Diverging()), objective, data, Subnetwork.full(1), batch=4)
+    assert found.loss == 1e4
+    assert 1e300 < found.likelihood["perplexity"] < math.inf
+
+
+def test_parts_of_one_size_are_averaged() -> None:
+    method, seen = make_method("raptr", shape=Shape(12), steps=100), list[Subnetwork]()
+
+    def judge(part: Subnetwork) -> Evaluation:
+        seen.append(part)
+        return Evaluation(float(sum(part.kept)), {}, 0.0, {}, {})
+
+    mean = evaluate_size(judge, method, 6, 100)
+    assert {part.size for part in seen} == {6}
+    assert len(set(seen)) == len(seen) == 4
+    assert mean == sum(sum(part.kept) for part in seen) / 4
 
 
 @pytest.mark.parametrize("kind", [CausalLM, UL2], ids=lambda kind: kind.name)

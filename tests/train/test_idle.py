@@ -93,6 +93,15 @@ def test_skip_takes_gradients_added_up_over_backward_passes() -> None:
     assert model.second.weight not in optimizer.state
 
 
+def test_skip_takes_a_kept_gradient_that_is_zero_in_places() -> None:
+    model = pair()
+    step(model, optimizer := AdamW(model.parameters(), lr=0.1), 2, "skip", set_to_none=False)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.view(-1)[0] = 1.0  # as the rows of an embedding whose tokens were seen
+    idle(optimizer, "skip")
+
+
 def test_a_parameter_shared_with_a_layer_that_ran_is_not_idle() -> None:
     model = pair()
     model.second.weight = model.first.weight

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from raptr.subnetworks.schedule import parse_sizes
 from raptr.train.config import Config
 from raptr.train.console import plan_table
 from raptr.train.plan import plan_run
-from raptr.train.targets import meeting, scheduled, schedules, show_targets, targets_table
+from raptr.train.targets import Candidate, meeting, priced, scheduled, schedules, show_targets, targets_table
 
 COUNTS = {"depth": 12, "heads": 12, "mlp": 4}
 
@@ -39,6 +40,15 @@ def test_schedules_meet_the_target_and_cost_what_is_said(target: float) -> None:
             assert row[0] < row[-1] == COUNTS[axis]
             assert all(before <= after for before, after in pairwise(row))
     assert all(found.model_flops > target for found in missed)
+
+
+def test_the_nearest_schedule_from_below_is_taken() -> None:
+    chosen = config("tiny")
+    every = [priced(chosen, *each) for each in schedules(chosen, chosen.dimensions.shape, ("depth",))]
+    cheap, exact, dear = sorted({found.model_flops for found in every if found is not None})[3:6]
+    for target, expected in ((exact, exact), ((exact + dear) / 2, exact), ((cheap + exact) / 2, cheap)):
+        (found,) = (found for found in meeting(chosen, target)[0] if tuple(found.sizes) == ("depth",))
+        assert found.model_flops == expected
 
 
 def test_heads_alone_save_too_little_and_the_table_says_so() -> None:
@@ -77,6 +87,10 @@ def test_the_papers_sizes_are_among_those_tried() -> None:
     assert ({"mlp": "1-2-4"}, "equal") in list(schedules(chosen, shape, ("mlp",)))
     assert ({"heads": "6-9-12"}, "equal") in list(schedules(chosen, shape, ("heads",)))
     assert ({"depth": "6-8-10-12"}, "equal") in list(schedules(chosen, shape, ("depth",)))
+    both = list(schedules(chosen, shape, ("depth", "mlp")))
+    assert ({"depth": "2-7-12", "mlp": "1-3-4"}, "equal") in both  # the fewest of each
+    assert len({str(each) for each in both}) == len(both)
+    assert all(first != last for row, _ in both for first, *_, last in map(parse_sizes, row.values()))
     proportional = list(schedules(config(lengths="proportional"), shape, ("depth",)))
     assert {lengths for _, lengths in proportional} == {"proportional"}
 
@@ -99,7 +113,8 @@ def test_a_plan_shows_every_reduced_axis_in_80_columns() -> None:
     [
         ({}, 0.1, r"--target-flops is 0\.1.*depth=.*heads=.*mlp="),
         ({}, 1.5, r"--target-flops is 1\.5.*above 0.*below 1"),
-        ({}, 0, r"--target-flops is 0"),
+        ({}, 0, r"--target-flops is 0;.*above 0"),
+        ({}, 1, r"--target-flops is 1;.*below 1"),
         ({"schedule": "6-12"}, 0.7, r"--target-flops is 0\.7.*method\.schedule"),
         ({"name": "pld"}, 0.7, r"--target-flops is 0\.7.*pld.*raptr"),
     ],
@@ -114,11 +129,21 @@ def test_json_has_the_time_where_it_was_measured(
 ) -> None:
     class Measured:
         def __init__(self, config: Config, console: object) -> None:
-            self.hours = 1 / plan_run(config).relative_model  # the cheapest is the slowest here
+            self.hours = round(plan_run(config).relative_model, 2)  # as long for some
 
     monkeypatch.setattr("raptr.train.measure.measure", Measured)
     show_targets(config(), 0.7, timed=True, as_json=True)
     rows = json.loads(capsys.readouterr().out)["schedules"]
     assert len(rows) == 5
     assert [row["hours"] for row in rows] == sorted(row["hours"] for row in rows)
-    assert [row["hours"] for row in rows] == [1 / row["model_flops"] for row in rows]
+    assert [row["hours"] for row in rows] == [round(row["model_flops"], 2) for row in rows]
+
+
+def test_the_table_has_the_costs_and_the_time_where_it_was_measured() -> None:
+    found = Candidate({"depth": "6-9-12", "mlp": "1-2-4"}, "equal", 0.5, 0.625)
+    for hours, words in ((None, ["0.500", "0.625"]), (2.5, ["0.500", "0.625", "2.5 hours"])):
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(targets_table([replace(found, hours=hours)], [], 0.67))
+        (line,) = (line for line in console.export_text().splitlines() if "depth=6-9-12" in line)
+        cells = [cell.strip() for cell in line.strip("│┃ ").split("│")]
+        assert cells == ["depth=6-9-12 mlp=1-2-4", "equal", *words]

@@ -89,7 +89,7 @@ def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
     if not is_sharded(parameter) or is_sharded(counts) or counts.shape[0] == 1:
         return rows(counts)
     own, first = local(parameter)
-    row = first // max(1, math.prod(parameter.shape[1:]))
+    row = first // math.prod(parameter.shape[1:])
     return counts[row : row + len(own)]
 
 
