@@ -103,6 +103,9 @@ def test_errors_of_scores_are_pooled_over_the_entries() -> None:
     assert_near(both.scores["a"], 0.55, 0.05, 2)  # that of its own models: larger than 2.776·0.2/4.303/√2
     assert alone.scores["a"] == Mean(0.1, 0.2, 1)  # of one model alone the error of its own score
     assert alone.scores["Avg."].interval == pytest.approx(0.2 / math.sqrt(2))
+    unsure = replace(other[0], scores={name: {**cell, "interval": 9.0} for name, cell in other[0].scores.items()})
+    assert table([first, second, unsure], grids)[FULL, 0.1].scores == both.scores  # nor is it that of others
+    assert table([first, second, run("raptr", 0.1, 0, 2.0)], grids)["raptr", 0.1].scores == {}
 
 
 def test_differences_are_paired_by_seed_whatever_the_order() -> None:
@@ -127,6 +130,18 @@ def test_a_whole_table_by_hand() -> None:
     assert full.to_reduced is not None
     assert full.to_reduced.mean == pytest.approx(-0.4)
     assert made[REDUCED, 0.1].to_reduced is None
+    line = "| raptr | 0.4* | 10 | 0.760 | 2.2000 ± 0.7453 | 3 | +0.0000 ± 0.2484 | -0.4000 ± 0.2484 | 8.0s | 0.80 |"
+    assert line in markdown([*made.values()]).splitlines()
+
+
+def test_times_are_those_of_the_runs_that_have_any() -> None:
+    timed, *others = OUTCOMES[-3:]
+    untimed = [replace(run, seconds=None) for run in OUTCOMES[:-3]]
+    rest = [replace(run, seconds=None) for run in others]
+    made = table([*untimed, timed, *rest])
+    assert (made["raptr", 0.4].seconds, made["raptr", 0.4].relative_time) == (8.0, None)  # full training has no time
+    assert "| time |" in markdown([*made.values()])
+    assert "| time |" not in markdown([*table([*untimed, *rest]).values()])
 
 
 def test_the_best_learning_rate_and_the_edge_of_the_grid() -> None:
@@ -169,7 +184,7 @@ def test_diverged_runs_are_named_and_their_learning_rate_is_never_the_best() -> 
 def test_an_entry_that_only_diverged_is_shown_without_a_loss() -> None:
     outcomes = [*OUTCOMES, *(run("wild", peak, 0, None) for peak in (0.2, 0.4))]
     made = table(outcomes, {**GRIDS, "wild": (0.2, 0.4)})
-    last = finals(list(made.values()))[-1]
+    last = finals(list(made.values())[::-1])[0]
     assert (last.label, last.peak, last.best, last.loss, last.to_full) == ("wild", 0.2, False, None, None)
     assert "| wild | 0.2 | 10 | – | 1 diverged | 0 | – | – | – | – |" in markdown([*made.values()])
 
@@ -244,6 +259,7 @@ def test_a_plot_of_nothing_but_divergence() -> None:
 def test_losses_of_denoisers_are_means_over_the_seeds() -> None:
     losses = {0: {"R-3-0.15": 2.0, "S": 3.0}, 1: {"R-3-0.15": 2.2, "S": 3.4}}
     outcomes = [replace(run("full", 0.1, seed, 2.5), denoisers=found) for seed, found in losses.items()]
+    outcomes.append(run("full", 0.1, 2, None))  # it diverged before it was judged
     shown = denoisers_markdown(list(table([*outcomes, run("raptr", 0.2, 0, 2.6)]).values()))
     lines = {line.split(" | ")[0].strip("| "): line for line in shown.splitlines()}
     assert [cell.strip() for cell in lines["entry"].strip("| ").split("|")] == ["entry", "held-out loss", *losses[0]]

@@ -59,9 +59,10 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([sum(values < value) + (sum(values == value) + 1) / 2 for value in values], dtype=np.float64)
 
 
-def test_constant_predictions_score_zero_in_every_correlation() -> None:
-    scores = score(list(METRICS), [0, 1, 1, 0, 1], [1, 1, 1, 1, 1])
-    assert scores == {"accuracy": 0.6, "matthews": 0, "pearson": 0, "spearman": 0, "pearson-spearman": 0}
+def test_a_constant_scores_zero_in_every_correlation() -> None:
+    expected = {"accuracy": 0.6, "matthews": 0, "pearson": 0, "spearman": 0, "pearson-spearman": 0}
+    assert score(list(METRICS), [0, 1, 1, 0, 1], [1, 1, 1, 1, 1]) == expected
+    assert score(list(METRICS), [1, 1, 1, 1, 1], [0, 1, 1, 0, 1]) == expected
 
 
 def test_rounding_does_not_make_a_constant_vary() -> None:
@@ -73,6 +74,10 @@ def test_the_one_number_of_stsb_is_the_mean_of_both_correlations() -> None:
     scores = score(["pearson-spearman", "pearson", "spearman"], [1, 2, 3, 9], [1, 3, 2, 9])
     assert scores["pearson"] != pytest.approx(scores["spearman"])
     assert scores["pearson-spearman"] == pytest.approx((scores["pearson"] + scores["spearman"]) / 2)
+
+
+def test_f1_of_a_class_that_is_neither_there_nor_predicted() -> None:
+    assert binary_f1([0, 0], [0, 0]) == 0
 
 
 def test_f1_is_scikit_learns() -> None:

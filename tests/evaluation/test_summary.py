@@ -32,6 +32,11 @@ def test_a_row() -> None:
     assert (row.best, row.edge, row.seeds, row.diverged) == (True, False, 3, 0)
 
 
+def test_two_seeds_have_a_deviation() -> None:
+    (row,) = rows([job(1e-5, 0, 0.7), job(1e-5, 1, 0.9)], ["accuracy"])
+    assert row.deviation == pytest.approx(0.02**0.5)
+
+
 def test_one_seed_has_no_interval() -> None:
     (row,) = rows([job(1e-5, 0, 0.7)], ["accuracy"])
     assert (row.interval, row.deviation, row.median) == (None, None, 0.7)
@@ -82,6 +87,8 @@ def test_the_best_rate_is_compared_on_shared_seeds(scores: dict[float, list[floa
 @pytest.mark.parametrize(
     ("mean", "interval", "examples", "chance"),
     [
+        (0.597, None, 100, True),  # 1.96 standard errors of 0.05
+        (0.599, None, 100, False),
         (0.52, 0.001, 100, True),  # within the error of a dev set of 100
         (0.52, 0.001, 100_000, False),
         (0.60, 0.12, 100_000, True),  # within the error over seeds
@@ -102,6 +109,7 @@ def test_the_error_of_a_score() -> None:
         found = [np.corrcoef(*pair)[0, 1] for pair in zip(x, y, strict=True)]
         assert standard_error("pearson", true, 100) == pytest.approx(np.std(found), rel=0.06)
     assert standard_error("accuracy", 0.9, 100) == pytest.approx(0.03)
+    assert standard_error("accuracy", 1.0, 400) == 0
 
 
 def record(jobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -187,6 +187,13 @@ def cut(name: str) -> Callable[[Path], None]:
     return lambda path: os.truncate(path / name, (path / name).stat().st_size - 1)
 
 
+def listing(entry: object) -> Callable[[Path], None]:
+    """A manifest, well written, that has something else for the tensors' size and checksum."""
+    return lambda path: (path / "manifest.json").write_bytes(
+        checkpoint._manifest({**checkpoint._contents(path), SHARD: entry})
+    )
+
+
 def flipped(name: str, at: int) -> Callable[[Path], None]:
     return lambda path: flip(path / name, at)
 
@@ -206,6 +213,7 @@ def flipped(name: str, at: int) -> Callable[[Path], None]:
         (cut("state.json"), r"state.json has (\d+) bytes, manifest.json says \d+"),
         (cut("manifest.json"), "manifest.json is not as it was written"),
         (lambda path: (path / "manifest.json").write_text("{}\n"), "manifest.json is not as it was written"),
+        *((listing(entry), "manifest.json is not as it was written") for entry in ([], 3, {}, {"size": 1})),
         (lambda path: shutil.copy(path / SHARD, path / "x.safetensors"), "x.safetensors is not in manifest"),
     ],
 )
