@@ -31,6 +31,12 @@ def test_the_parts_that_evaluations_judge_are_always_the_same() -> None:
     assert [make("full").drawn(6, draw, 1000).kept for draw in (0, 1)] == [(0, 2, 3, 4, 10, 11), (0, 1, 3, 4, 5, 11)]
 
 
+@pytest.mark.parametrize("name", ["full", "pld", "stochastic-depth", "layerdrop"])
+def test_a_run_of_one_step(name: str) -> None:
+    method = make(name, steps=1)
+    assert (method.phases()[0].stop, method.subnetwork(0).layers) == (1, 12)
+
+
 def test_raptr_with_every_layer_kept_is_full() -> None:
     raptr, full = make("raptr", schedule="12-12"), make("full")
     for step in range(0, 1000, 50):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raptr.subnetworks import Schedule
+from raptr.subnetworks import Schedule, Stage
 
 
 def parse(text: str, layers: int = 12, steps: int = 1000, **settings: Any) -> Schedule:
@@ -33,8 +33,11 @@ def parse(text: str, layers: int = 12, steps: int = 1000, **settings: Any) -> Sc
         ("4-8-12", 12, 360_000, {"average": 9}, (70_000, 200_000), 9),
         # asked to start from Equal's 8 instead, steps go the other way
         ("4-8-12", 12, 360_000, {"average": 9, "lengths": "equal"}, (90_000, 180_000), 9),
+        # from Equal's 8: a sixtieth of the steps moves from each of the first two stages
+        ("4-8-12", 12, 360_000, {"average": 8.2}, (114_000, 228_000), 8.2),
         ("8-12-16-20", 20, 100_000, {"lengths": "proportional"}, (10_000, 30_000, 60_000), 16),
         ("12", 12, 5, {}, (), 12),
+        ("12-12", 12, 10, {"average": 12}, (5,), 12),
     ],
 )
 def test_boundaries_and_average(
@@ -45,7 +48,6 @@ def test_boundaries_and_average(
     assert schedule.average == pytest.approx(average, abs=1e-5)
     assert schedule.steps == steps
     assert schedule.text == text
-    assert schedule.stages[0].start == 0
 
 
 def test_stage_of_the_steps_around_every_boundary() -> None:
@@ -70,6 +72,7 @@ def test_stage_of_the_steps_around_every_boundary() -> None:
         (24, [12, 16, 20, 24]),
         (7, [4, 5, 6, 7]),
         (6, [3, 4, 5, 6]),
+        (3, [2, 2, 3, 3]),
         (2, [2, 2, 2, 2]),
         (1, [1, 1, 1, 1]),
     ],
@@ -83,6 +86,7 @@ def test_recommended(layers: int, sizes: list[int]) -> None:
 def test_fixed_sets_count_from_one_and_from_the_end() -> None:
     assert [stage.fixed for stage in parse("6-12").stages] == [(1, 12), (1, 12)]
     assert parse("6-12", fixed=(2, -2, 2)).stages[0].fixed == (2, 11)
+    assert parse("6-12", fixed=(8, 1)).stages[0].fixed == (1, 8)
     assert parse("6-12", fixed=()).stages[0].fixed == ()
     grown = parse("6-9-12", fixed=((1,), (1, -1), (1, 2, -1)))
     assert [stage.fixed for stage in grown.stages] == [(1,), (1, 12), (1, 2, 12)]
@@ -91,23 +95,28 @@ def test_fixed_sets_count_from_one_and_from_the_end() -> None:
 def test_keep_probability() -> None:
     stages = parse("6-8-10-12").stages
     assert [float(stage.probability(12)) for stage in stages] == [0.4, 0.6, 0.8, 1]
+    assert Stage(0, 1, 2, (1, 2)).probability(2) == 1  # no layer is free
 
 
 @pytest.mark.parametrize(
     ("text", "settings", "sentence"),
     [
         ("12-8", {}, "schedule 12-8.* 12 to 8"),
+        ("12-8", {"full_start": 10}, "schedule 12-8.* 12 to 8"),
         ("6-13", {}, "size 13 .* 1 to 12"),
         ("0-12", {"fixed": ()}, "size 0 .* 1 to 12"),
         ("1-12", {}, r"size 1 .*\{1, 12\}.* 2 "),
         ("six", {}, "schedule is 'six'.*hyphens"),
+        (6, {}, "schedule is 6;.*hyphens"),
         ("", {}, "schedule is ''.*hyphens"),
         ("6--12", {}, "schedule is '6--12'.*hyphens"),
         ("6-12-", {}, "schedule is '6-12-'.*hyphens"),
         ("6-12", {"steps": 1}, "stage of size 12 .*empty"),
         ("6-12", {"steps": 0}, "steps is 0.* 1 "),
+        ("6-12", {"steps": 1000.0}, "steps is 1000.0;.*whole"),
         ("6-12", {"layers": 0}, "layers is 0.* 1 "),
         ("6-12", {"average": 13}, "average is 13.* 1 to 12"),
+        ("6-12", {"average": 0.5}, "average is 0.5.* 1 to 12"),
         ("6-12", {"average": 12}, "average 12 .*1000 steps.*empty"),
         ("6-12", {"average": 6}, "average 6 .*1000 steps.*empty"),
         ("12-12", {"average": 9}, "average is 9.* 12 "),
@@ -119,7 +128,9 @@ def test_keep_probability() -> None:
             {"full_start": 500},
             "full_start is 500.* 500 .*1003",
         ),
+        ("4-8-12", {"full_start": 400}, "full_start is 400.* has 333 of 1000"),
         ("6-12", {"full_start": -1}, "full_start is -1.* 0 "),
+        ("6-12", {"fixed": 3}, "fixed is 3;.*list"),
         ("6-12", {"fixed": (13,)}, "fixed has layer 13.* 1 to 12.*-1 to -12"),
         ("6-12", {"fixed": (0,)}, "fixed has layer 0.* 1 to 12"),
         ("6-12", {"fixed": (True,)}, "fixed has layer True.* 1 to 12"),

@@ -312,6 +312,8 @@ def test_a_model_that_cannot_be_exported_is_named_before_it_is_trained(
 
 
 def test_auto_needs_no_settings_and_a_new_model(store: TokenStore) -> None:
+    with pytest.raises(ValueError, match=r"method\.name is 'stackin'.*'stacking'.*auto"):
+        config(store, {"name": "stackin"})
     with pytest.raises(ValueError, match=r"auto.*method\.schedule"):
         config(store, {"name": "auto", "schedule": "2-4"})
     assert config(store, {"name": "auto"}).mapping()["method"]["name"] in METHODS

@@ -49,7 +49,7 @@ class Method(ABC):
 
     target: Shape
     steps: int
-    seed: int = 0
+    seed: int
 
     name: ClassVar[str]
 
