@@ -189,9 +189,11 @@ def cut(name: str) -> Callable[[Path], None]:
 
 def listing(entry: object) -> Callable[[Path], None]:
     """A manifest, well written, that has something else for the tensors' size and checksum."""
-    return lambda path: (path / "manifest.json").write_bytes(
-        checkpoint._manifest({**checkpoint._contents(path), SHARD: entry})
-    )
+
+    def rewrite(path: Path) -> None:
+        (path / "manifest.json").write_bytes(checkpoint._manifest({**checkpoint._contents(path), SHARD: entry}))
+
+    return rewrite
 
 
 def flipped(name: str, at: int) -> Callable[[Path], None]:
