@@ -77,6 +77,8 @@ def test_pooled_intervals_take_the_variance_within_all_groups() -> None:
     assert none is None
     assert pooled([group(1.0, 2.0, 6.0)]) == [mean([1.0, 2.0, 6.0])]
     assert pooled([group(1.0), group(2.0)]) == [Mean(1.0, None, 1), Mean(2.0, None, 1)]
+    (pair,) = pooled([[Mean(1.0, 12.706 * 2.0, 2)] * 2])  # variance 4 on 2 degrees of freedom
+    assert_near(pair, 1.0, 2.0 / math.sqrt(2) * 4.303 / 12.706, 2)
     # an error that rests on one value says nothing of how far values lie apart
     assert pooled([[Mean(1.0, 0.5, 1)], [Mean(2.0, 0.5, 1)]]) == [Mean(1.0, None, 1), Mean(2.0, None, 1)]
     # the values' own errors: variance 4 on 8 degrees of freedom, where those between them are smaller

@@ -87,6 +87,17 @@ def test_each_method_is_judged_by_its_nearest_measurement() -> None:
     assert chosen(*rows, place=far) == "stacking"
     # 3.5 tokens per weight are out of reach of 20, and do not count beside what was measured there
     assert chosen(row(GRADUAL, -0.3, place=short), row(DOUBLING, 0.02)) == "progressive-stacking"
+    # nor does what is farther count where nothing is within reach
+    assert chosen(row(GRADUAL, -0.3, place=short), row(DOUBLING, 0.02), place=far) == "progressive-stacking"
+    one, three = row(DOUBLING, 0.2, seeds=1), row(DOUBLING, 0.05)
+    assert best(PLACE, [one, three]) is best(PLACE, [three, one]) is three  # at one place, the one of more seeds
+
+
+def test_what_is_within_a_factor_of_four_is_compared() -> None:
+    for tokens, expected in ((80.0, "stacking"), (5.0, "stacking"), (81.0, "progressive-stacking")):
+        other = replace(PLACE, tokens_per_weight=tokens)
+        assert PLACE.factor(other) == other.factor(PLACE)
+        assert chosen(row(GRADUAL, -0.3, place=other), row(DOUBLING, -0.1, seeds=1)) == expected
 
 
 def test_what_is_known_of_a_method_nearby_counts_for_all_its_schedules() -> None:
@@ -118,7 +129,9 @@ def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:
     assert chosen(*rows) == "progressive-stacking"
     assert chosen(*rows, place=causal) == "stacking"
     assert chosen(*rows, place=fan_in) is None
-    assert chosen(*rows, place=replace(causal, objective="ul2")) == "stacking"  # of the same family
+    ul2 = replace(causal, objective="ul2")
+    assert chosen(*rows, place=ul2) == "stacking"  # of the same family
+    assert chosen(rows[1], row(DOUBLING, -0.05, place=ul2), place=causal) == "stacking"
     assert chosen(rows[0], place=causal) == "progressive-stacking"  # better than nothing
 
 
@@ -130,14 +143,16 @@ def test_schedules_adapt_to_the_depth() -> None:
         assert settings == {**DOUBLING, "schedule": schedule, "lengths": "equal", "average": 0.75 * layers}
     started = row({"name": "raptr", "schedule": "6-8-10-12", "full_start": 50}, -0.05)
     assert started.settings(2, 3000) == {"name": "raptr", "schedule": "2-2-2-2", "full_start": 150}
-    assert [scaled({"name": "raptr", "schedule": "3-6-12"}, depth, 1.0) for depth in (1 / 6, 1 / 12)] == [
-        {"name": "raptr", "schedule": "2-2-2"},
-        {"name": "raptr", "schedule": "1-1-1"},
-    ]
+    for layers, schedule in ((3, "2-2-3"), (2, "2-2-2"), (1, "1-1-1")):
+        assert scaled({"name": "raptr", "schedule": "3-6-12"}, layers / 12, 1.0) == {
+            "name": "raptr",
+            "schedule": schedule,
+        }
     pairs = row({"name": "raptr", "schedule": "6-12", "groups": 6}, -0.05)
     assert pairs.settings(12, 1000) == pairs.method
     assert pairs.settings(24, 1000) is None
     assert best(replace(PLACE, layers=24), [pairs]) is None
+    assert matching(replace(PLACE, layers=24), pairs.method, 10, [pairs]) is None
 
 
 def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
@@ -316,7 +331,7 @@ def test_auto_needs_no_settings_and_a_new_model(store: TokenStore) -> None:
         config(store, {"name": "stackin"})
     with pytest.raises(ValueError, match=r"auto.*method\.schedule"):
         config(store, {"name": "auto", "schedule": "2-4"})
-    assert config(store, {"name": "auto"}).mapping()["method"]["name"] in METHODS
+    assert config(store, {"name": "auto", "schedule": None}).mapping()["method"]["name"] in METHODS
     with pytest.raises(ValueError, match=r"auto.*model\.start"):
         replace(config(store, {"name": "auto"}), model=replace(config(store, {"name": "full"}).model, start="folder"))
 

@@ -226,6 +226,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
 ) -> None:
     put(tmp_path, 5, 5)
     damage(put(tmp_path, 10, 6))
+    with pytest.raises(ValueError, match=rf"step-10 is damaged: {problem}"):
+        checkpoint.load(tmp_path, 10)
     with pytest.warns(UserWarning, match=problem) as caught:
         assert_latest(tmp_path, 5, 5)
     assert len(caught) == 1

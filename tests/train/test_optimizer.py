@@ -62,7 +62,7 @@ def test_an_inverse_square_root_from_step_0_on_is_refused() -> None:
 def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
     assert OptimizerSettings().decay_steps(800) == 200
     assert OptimizerSettings().decay_steps(10) == 3
-    assert OptimizerSettings(decay=0.1).decay_steps(30) == 3  # 0.1 * 30 is a little more than 3 in floating point
+    assert OptimizerSettings(decay=0.07).decay_steps(100) == 7  # 0.07 * 100 is a little more than 7 in floating point
     assert OptimizerSettings(decay=0.1).decay_steps(31) == 4
     assert OptimizerSettings(decay=1.0).decay_steps(31) == 31
     assert rates(8) == [1, 1, 1, 1, 1, 1, 1, 0.5]
@@ -77,7 +77,10 @@ def test_the_decay_is_the_last_quarter_unless_said_otherwise() -> None:
         ({"peak": 1e38}, r"optimizer\.peak.*1e\+38.*3\.4e\+37"),
         ({"peak": float("nan")}, r"optimizer\.peak.*nan"),
         ({"beta2": 1.0}, r"optimizer\.beta2.*1\.0"),
+        ({"beta1": -0.1}, r"optimizer\.beta1.*-0\.1"),
         ({"epsilon": 0.0}, r"optimizer\.epsilon.*0\.0"),
+        ({"epsilon": float("inf")}, r"optimizer\.epsilon.*inf"),
+        ({"weight_decay": float("inf")}, r"optimizer\.weight_decay.*inf"),
         ({"clip": -1.0}, r"optimizer\.clip.*-1\.0"),
         ({"floor": 2.0}, r"optimizer\.floor.*2\.0"),
         ({"warmup": -1}, r"optimizer\.warmup.*-1"),

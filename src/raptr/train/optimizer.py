@@ -99,7 +99,7 @@ class OptimizerSettings:
 
     def decay_steps(self, steps: int) -> int:
         """How many steps the decay lasts in a run of `steps` steps."""
-        return math.ceil(round(self.decay * steps, 6))  # 0.1 * 30 is a little more than 3 in floating point
+        return math.ceil(round(self.decay * steps, 6))  # 0.07 * 100 is a little more than 7 in floating point
 
     def learning_rate(self, step: int, steps: int) -> float:
         """The learning rate of step `step` (from 0) of `steps`."""
