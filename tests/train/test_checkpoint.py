@@ -261,10 +261,11 @@ def test_a_state_that_is_no_mapping_is_damage(text: str, tmp_path: Path) -> None
         assert_latest(tmp_path, 5, 5)
 
 
-def test_two_damaged_are_each_reported_and_a_stray_note_is_no_damage(tmp_path: Path) -> None:
+def test_two_damaged_are_each_reported_and_a_stray_note_or_folder_is_no_damage(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         put(tmp_path, step, step)
     (tmp_path / "step-1" / "notes.txt").write_text("mine")
+    (tmp_path / "step-1" / "mine").mkdir()
     (tmp_path / "step-2" / "state.json").unlink()
     flip(tmp_path / "step-3" / SHARD, 100)
     with pytest.warns(UserWarning, match="damaged") as caught:
