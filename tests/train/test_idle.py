@@ -95,7 +95,9 @@ def test_skip_takes_gradients_added_up_over_backward_passes() -> None:
 
 def test_skip_takes_a_kept_gradient_that_is_zero_in_places() -> None:
     model = pair()
-    step(model, optimizer := AdamW(model.parameters(), lr=0.1), 2, "skip", set_to_none=False)
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    step(model, optimizer, 2, "skip", set_to_none=False)
+    optimizer.zero_grad(set_to_none=False)
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad.view(-1)[0] = 1.0  # as the rows of an embedding whose tokens were seen
