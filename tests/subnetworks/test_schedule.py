@@ -129,6 +129,7 @@ def test_keep_probability() -> None:
             "full_start is 500.* 500 .*1003",
         ),
         ("4-8-12", {"full_start": 400}, "full_start is 400.* has 333 of 1000"),
+        ("6-8-12", {"steps": 1, "full_start": 1}, "stage of size 6 .*empty"),
         ("6-12", {"full_start": -1}, "full_start is -1.* 0 "),
         ("6-12", {"fixed": 3}, "fixed is 3;.*list"),
         ("6-12", {"fixed": (13,)}, "fixed has layer 13.* 1 to 12.*-1 to -12"),

@@ -110,17 +110,18 @@ class Schedule:
         sets = _fixed_sets(fixed, len(sizes), layers)
         starts = [0, *boundaries[:-1]]
         stages = [Stage(*row) for row in zip(starts, boundaries, sizes, sets, strict=True)]
-        if full_start:
-            last = stages[-1].stop - stages[-1].start
-            if last <= full_start:
-                enough = steps * (full_start + 1) // last + 1
-                raise ValueError(
-                    f"full_start is {full_start}, but it is taken from the last stage, which has {last} of {steps} "
-                    f"steps. Use a full_start below {last}, or at least {enough} steps."
-                )
-            shifted = [Stage(s.start + full_start, min(s.stop + full_start, steps), s.size, s.fixed) for s in stages]
-            stages = [Stage(0, full_start, layers, sets[0]), *shifted]
-        return cls(layers=layers, stages=tuple(stages), full_start=full_start)
+        schedule = cls(layers=layers, stages=tuple(stages))
+        if not full_start:
+            return schedule
+        last = stages[-1].stop - stages[-1].start
+        if last <= full_start:
+            enough = steps * (full_start + 1) // last + 1
+            raise ValueError(
+                f"full_start is {full_start}, but it is taken from the last stage, which has {last} of {steps} "
+                f"steps. Use a full_start below {last}, or at least {enough} steps."
+            )
+        shifted = [Stage(s.start + full_start, min(s.stop + full_start, steps), s.size, s.fixed) for s in stages]
+        return cls(layers=layers, stages=(Stage(0, full_start, layers, sets[0]), *shifted), full_start=full_start)
 
     @classmethod
     def recommended(cls, layers: int, steps: int) -> "Schedule":
