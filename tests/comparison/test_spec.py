@@ -73,6 +73,13 @@ def test_entries_may_have_optimizers_of_their_own() -> None:
         read_comparison(spec)
 
 
+def test_the_warm_up_of_a_recipe_fits_into_fewer_steps() -> None:
+    spec = {"recipe": "demo", "settings": {"train": {"steps": 40}}, "entries": {"raptr": {"name": "raptr"}}}
+    with pytest.warns(UserWarning, match=r"optimizer\.warmup is 2: the 40 steps of the recipe demo"):
+        comparison = read_comparison(spec)
+    assert {entry.config.optimizer.warmup for entry in comparison.entries} == {2}
+
+
 @pytest.mark.parametrize("start", [1, 7, 100, 5000])
 def test_the_search_finds_the_last_affordable_step_from_anywhere(start: int) -> None:
     assert affordable(lambda steps: 3.0 * steps, 299.0, start) == 99

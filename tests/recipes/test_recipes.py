@@ -1,6 +1,7 @@
 """The paper's runs, as its tables and appendix state them, and what all recipes have in common."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from raptr.objectives.registry import OBJECTIVES
 from raptr.recipes import FIRST, RECIPES
 from raptr.train.config import Config
 from raptr.train.plan import plan
+from raptr.train.resolve import resolve
 
 
 def test_bert_large_spends_the_layer_flops_of_the_papers_625k_steps_of_full_training() -> None:
@@ -53,3 +55,27 @@ def test_decoders_start_with_their_familys_weights_and_have_the_size_of_their_na
         assert (dimensions.init, config.data.length, config.data.vocabulary) == ("fan-in", 512, 32_768)
         layers = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
         assert layers + dimensions.width * dimensions.vocabulary == pytest.approx(about, rel=0.03)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_warm_up_that_does_not_fit_into_fewer_steps_keeps_its_share_of_them(name: str) -> None:
+    recipe = Config.read(RECIPES[name]())
+    usual, warmup = recipe.train.steps, recipe.optimizer.warmup
+    given = {"train.steps": 20, "method.full_start": 0 if "full_start" in recipe.method else None}
+    with pytest.warns(UserWarning, match=rf"optimizer\.warmup is 1: the {warmup} steps.*{name}.*into 20.*--set"):
+        short = resolve(name, None, given, [])
+    assert short.optimizer.warmup == max(1, round(20 * warmup / usual)) == 1
+    assert resolve(name, None, {}, []).optimizer.warmup == warmup  # a warning would be an error
+    assert resolve(name, None, {"train.steps": usual - 1}, []).optimizer.warmup == warmup  # it fits
+
+
+def test_a_warm_up_that_is_given_is_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("optimizer: {warmup: 40}")
+    with pytest.raises(ValueError, match=r"optimizer\.warmup is 40.*to 15 or less"):
+        resolve("demo", None, {"train.steps": 20}, ["optimizer.warmup=40"])
+    with pytest.raises(ValueError, match=r"optimizer\.warmup is 40.*to 15 or less"):
+        resolve("demo", file, {"train.steps": 20}, [])
+    assert resolve("demo", file, {"train.steps": 20}, ["optimizer.warmup=7"]).optimizer.warmup == 7
+    with pytest.warns(UserWarning, match=r"optimizer\.warmup is 0: the 40 steps"):  # the decay takes the whole run
+        assert resolve("demo", None, {"train.steps": 20}, ["optimizer.decay=1"]).optimizer.warmup == 0

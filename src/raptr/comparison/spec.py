@@ -45,7 +45,7 @@ from raptr.strict_yaml import read_yaml
 from raptr.train.advice import AUTO
 from raptr.train.config import Config, Precision, merged
 from raptr.train.flops import planned_flops
-from raptr.train.resolve import check_vocabulary
+from raptr.train.resolve import check_vocabulary, with_warmup
 
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
 TOLERANCE = 1e-9  # a budget counts as kept within this relative error
@@ -290,6 +290,7 @@ def _base(spec: _Spec, device: str | None) -> Config:
         raise ValueError("settings.optimizer.peak and peaks are both given; one of them is allowed")
     settings = merged({section: recipe.get(section, {}) for section in SECTIONS}, spec.settings)
     settings["train"] = {"keep": 1, **settings["train"], **({"device": device} if device else {})}
+    settings = with_warmup(settings, spec.recipe, spec.settings)
     config = Config.read({**settings, "method": {"name": FULL}})
     check_vocabulary(config, spec.settings)
     return config

@@ -1,14 +1,16 @@
 """A run's settings from a recipe, a file and options: the later replaces the earlier."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from raptr.methods.axes import AXES, by_axis
 from raptr.recipes import RECIPES
-from raptr.settings import check_choice, nested
+from raptr.settings import check_choice, nested, read
 from raptr.strict_yaml import parse_setting, read_yaml
-from raptr.train.config import BUILTIN, Config, merged
+from raptr.train.config import BUILTIN, Config, TrainSettings, merged
+from raptr.train.optimizer import OptimizerSettings
 from raptr.train.run import RunFolder
 
 # How messages call the options that are not named like their settings.
@@ -50,11 +52,34 @@ def resolve(
     if "method.name" in options and options["method.name"] == settings.get("method", {}).get("name"):
         del options["method.name"]
     asked = nested(options)
-    settings = merged(settings, asked)
+    settings = with_warmup(merged(settings, asked), recipe, sections, asked)
     name = settings.get("method", {}).get("name")
     config = Config.read(_remembered(settings, run or default_run(recipe, name)))
     check_vocabulary(config, sections, asked)
     return config
+
+
+def with_warmup(
+    settings: dict[str, Any], recipe: str | None, *given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The settings with a shorter warm-up where the recipe's does not fit into the steps, unless one is given.
+
+    It then takes the share of the steps that it has in the recipe.
+    """
+    if recipe is None or any("warmup" in sections.get("optimizer", {}) for sections in given):
+        return settings
+    optimizer = read(OptimizerSettings, settings["optimizer"], "optimizer.")
+    steps, usual = read(TrainSettings, settings["train"], "train.").steps, RECIPES[recipe]()["train"]["steps"]
+    left = steps - optimizer.decay_steps(steps)
+    if optimizer.warmup <= left:
+        return settings
+    warmup = min(max(1, round(optimizer.warmup * steps / usual)), left)
+    warnings.warn(
+        f"optimizer.warmup is {warmup}: the {optimizer.warmup} steps of the recipe {recipe} do not fit into {steps} "
+        "steps, so the warm-up takes the same share of them as there. --set optimizer.warmup=… sets another.",
+        stacklevel=2,
+    )
+    return {**settings, "optimizer": {**settings["optimizer"], "warmup": warmup}}
 
 
 def check_vocabulary(config: Config, *given: Mapping[str, Mapping[str, Any]]) -> None:
