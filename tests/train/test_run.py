@@ -348,6 +348,17 @@ def test_a_damaged_list_of_starts_is_named(text: str, store: TokenStore, begun: 
         train(store, begun)
 
 
+@pytest.mark.parametrize("text", [None, "[]"])
+def test_a_run_goes_on_without_its_list_of_starts(text: str | None, store: TokenStore, begun: Path) -> None:
+    (begun / "environment.json").unlink()
+    if text is not None:
+        (begun / "environment.json").write_text(text)
+    before = (begun / "metrics.jsonl").read_bytes()
+    assert train(store, begun).step == STEPS
+    assert (begun / "metrics.jsonl").read_bytes().startswith(before)
+    assert [start["step"] for start in starts(begun)] == [1]
+
+
 def without(key: str) -> Callable[[dict[str, Any]], object]:
     return lambda state: state.pop(key)
 

@@ -12,7 +12,8 @@ report/            plots and tables, made from the rest
 evaluation/        scores on tasks, as `raptr finetune` and `raptr fewshot` note them
 
 A folder is a run's where config.yaml and environment.json are; both are written before the first step, and not before
-the data was checked and the model built. A run that has trained no step yet takes any settings.
+the data was checked and the model built. Where a step was trained, environment.json may be gone. A run that has trained
+no step yet takes any settings.
 """
 
 import json
@@ -70,7 +71,7 @@ class RunFolder:
 
         Gives the configuration to train with, in which device and precision are decided. Writes nothing yet.
         """
-        is_run = self.config.is_file() and self.environment.is_file()
+        is_run = self.config.is_file() and (self.environment.is_file() or self.begun())
         others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
         if not is_run and not all(map(PARTIAL.fullmatch, others)):
             raise ValueError(
@@ -151,12 +152,13 @@ class RunFolder:
         """Write what is about to be trained from which step, on which data and machine."""
         if not self.writes:
             return
-        starts = self.starts() if self.begun() else []
-        if not starts:  # earlier starts, if any, came no further than their first evaluation
+        begun = self.begun()
+        starts = self.starts() if begun else []
+        if not begun:  # earlier starts, if any, came no further than their first evaluation
             _remove(self.metrics)
             for tracker in TRACKERS.values():
                 _remove(self.path / tracker.folder)
-        else:
+        if starts:
             check_data(self.path, starts[-1].get("data", start["data"]), start["data"])
         count = start["processes"]
         before = starts[-1].get("processes", 1) if starts else count
