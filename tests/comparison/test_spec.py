@@ -195,6 +195,7 @@ def test_a_number_that_yaml_takes_for_a_text() -> None:
         ("settings.objective", {"name": "ul2"}, "objective.name is ul2"),
         ("settings.train.stps", 3, "train.stps.*'steps'"),
         ("settings.train.seed", 3, "settings.train.seed is 3.*seeds"),
+        ("entries", {"ü" * 76: {"name": "pld"}}, "üü.*at most 150 bytes"),
         ("settings.optimizer.decay", 0.97, "optimizer.warmup is 20.*optimizer.decay 0.97"),
         ("settings.data.source", "nowhere", "nowhere"),
         ("entries.raptr", None, "entries.raptr is None"),

@@ -48,6 +48,7 @@ from raptr.train.flops import planned_flops
 from raptr.train.resolve import check_vocabulary, with_warmup
 
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
+LONGEST = 150  # bytes of a label in the name of a run's folder; with rate and seed, file systems allow 255
 TOLERANCE = 1e-9  # a budget counts as kept within this relative error
 
 
@@ -308,6 +309,10 @@ def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:
             raise ValueError(
                 f"entries has {label!r}, whose folder {slug(label)!r} is taken or empty; "
                 f"labels with letters or digits of their own are allowed, {REDUCED!r} not among them"
+            )
+        if len(slug(label).encode()) > LONGEST:
+            raise ValueError(
+                f"entries has {label!r}, which a folder is named after; at most {LONGEST} bytes are allowed"
             )
     return entries
 
