@@ -397,7 +397,7 @@ def test_loaded_weights_that_growth_overwrites_are_announced(tmp_path: Path) -> 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             losses_of(stepwise(model, name, steps=STEPS, optimizer=optimizer, **settings), optimizer, first)
-        return [str(entry.message) for entry in caught if "from_pretrained" in str(entry.message)]
+        return [str(entry.message) for entry in caught if "overwrites" in str(entry.message)]
 
     load = hf.LlamaForCausalLM.from_pretrained
     (message,) = warned(load(tmp_path), "progressive-stacking", schedule="2-3-6")
@@ -412,6 +412,40 @@ def test_loaded_weights_that_growth_overwrites_are_announced(tmp_path: Path) -> 
     assert not warned(hf.LlamaForCausalLM(config), "progressive-stacking", schedule="2-3-6")  # it has a name only
 
 
+def test_trained_weights_that_growth_overwrites_are_announced_however_they_came() -> None:
+    trained, copied = llama(), llama()
+    losses_of(stepwise(trained, "full", steps=STEPS), adamw(trained))
+    copied.load_state_dict(trained.state_dict())
+    for model in (trained, copied, copy.deepcopy(trained)):
+        steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=adamw(model))
+        with pytest.warns(UserWarning, match=r"overwrites 4 of the 6 layers.*loaded or trained before.*raptr"):
+            steps.begin(0)
+        steps.close()
+    smaller, larger = llama(), llama(num_hidden_layers=12)
+    smaller.load_state_dict(trained.state_dict())
+    larger.load_state_dict(smaller.state_dict(), strict=False)
+    steps = stepwise(larger, "g-stack", steps=STEPS, schedule="6-12", optimizer=adamw(larger))
+    steps.begin(0)  # it grows what was loaded: a warning would be an error
+    steps.close()
+
+
+def test_what_was_frozen_or_adapted_after_the_attachment_does_not_grow() -> None:
+    def freeze(model: nn.Module) -> None:
+        model.get_submodule("model.layers.0").requires_grad_(False)
+
+    def adapt(model: nn.Module) -> None:
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+
+    for change in (freeze, adapt):
+        model = llama()
+        before = copy.deepcopy(model.model.layers[3].self_attn.v_proj.weight)
+        steps = stepwise(model, "stacking", steps=STEPS, schedule="3-6", optimizer=adamw(model))
+        change(model)
+        with pytest.raises(ValueError, match=r"stacking.*layer 4 .* layer 1, .* is frozen.*such as raptr"):
+            steps.begin(0)
+        assert torch.equal(model.model.layers[3].self_attn.v_proj.weight, before)
+
+
 def test_a_second_training_of_a_model_that_has_grown_is_announced() -> None:
     model = llama()
     optimizer = adamw(model)
@@ -421,7 +455,7 @@ def test_a_second_training_of_a_model_that_has_grown_is_announced() -> None:
         losses_of(steps, optimizer)
 
     train()  # a warning would be an error
-    with pytest.warns(UserWarning, match=r"overwrites 4 of the 6 layers.*has grown"):
+    with pytest.warns(UserWarning, match=r"overwrites 4 of the 6 layers.*loaded or trained before"):
         train()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from raptr.distributed.sharding import reshard
+from raptr.distributed.sharding import reshard, rows
 from raptr.growth.plan import Growth
 from raptr.methods import Method
 from raptr.models.attach import Routed
@@ -43,8 +43,7 @@ class InPlace:
         self.growths: dict[int, Growth] = {
             start: method.growth(old, new) for (_, old), (start, new) in pairwise(stages) if old != new
         }
-        if self.growths:
-            self._check(method)
+        self.check(method)
 
     def placed(self, subnetwork: Subnetwork) -> Subnetwork:
         """A subnetwork of the method's model as one of all blocks: in each list those above its layers are bypassed."""
@@ -58,10 +57,10 @@ class InPlace:
                 self._apply(plan)
 
     def trained_before(self) -> list[int]:
-        """The layers that a growth will overwrite, and that were loaded or made by an earlier growth."""
+        """The layers that a growth will overwrite, and that were loaded, made by an earlier growth or trained."""
         made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
         layers = [first + layer for first in self._firsts for layer in sorted(made)]
-        return [layer for layer in layers if any({LOADED, GROWN} & {*vars(t)} for t in self._tensors(layer).values())]
+        return [layer for layer in layers if any(_trained(*named) for named in self._tensors(layer).items())]
 
     def _apply(self, plan: Growth) -> None:
         if plan.moments == "reset":
@@ -105,8 +104,10 @@ class InPlace:
         buffers = {name: buffer for name, buffer in block.named_buffers() if id(buffer) not in constants}
         return {**dict(block.named_parameters()), **buffers}
 
-    def _check(self, method: Method) -> None:
+    def check(self, method: Method) -> None:
         """Refuse a method whose growth cannot be made in this model."""
+        if not self.growths:
+            return
         for plan in self.growths.values():
             if plan.identity:
                 raise ValueError(
@@ -160,6 +161,18 @@ class InPlace:
                         f"method {method.name} copies what the optimizer knows about a layer, but {given}. Give "
                         "stepwise(..., optimizer=...) the optimizer of the blocks' parameters, or a list of them."
                     )
+
+
+def _trained(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor of a block was loaded, made by a growth, or is a norm's gain that training has changed.
+
+    Gains are all the same before training. Of a sharded one, what this process has is looked at.
+    """
+    if {LOADED, GROWN} & {*vars(tensor)}:
+        return True
+    gain = isinstance(tensor, nn.Parameter) and tensor.dim() == 1 and name.rpartition(".")[2] == "weight"
+    values = rows(tensor.detach()) if gain else tensor
+    return gain and values.numel() > 1 and bool((values != values[0]).any())
 
 
 def _copied(value: Any) -> Any:

@@ -81,8 +81,10 @@ class Steps:
                 f"begin({step}): step {unfinished} was begun and not ended; the whole model is back. Call end() after "
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
+        if self._last is None:
+            self.inplace.check(self.method)  # the model may have been frozen, adapted or sharded since it was attached
         if step == 0 and self._last is None:  # later the layers are those of this training
-            _warn_of_loaded(self)
+            _warn_of_trained(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
         self._last = step
@@ -306,14 +308,14 @@ def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
         )
 
 
-def _warn_of_loaded(steps: Steps) -> None:
+def _warn_of_trained(steps: Steps) -> None:
     """Warn where growth will overwrite weights that were trained before."""
-    loaded, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
-    if loaded and first:
+    trained, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
+    if trained and first:
         warnings.warn(
-            f"method {steps.method.name} overwrites {len(loaded)} of the {steps.routed.layers} layers at "
-            f"{steps.routed.path!r}, which from_pretrained has loaded or an earlier training has grown, with copies of "
-            "lower layers: it is for training from random weights. Methods such as raptr and pld keep all weights.",
+            f"method {steps.method.name} overwrites {len(trained)} of the {steps.routed.layers} layers at "
+            f"{steps.routed.path!r}, which were loaded or trained before, with copies of lower layers: it is for "
+            "training from random weights. Methods such as raptr and pld keep all weights.",
             stacklevel=3,
         )
 
