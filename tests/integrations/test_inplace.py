@@ -184,6 +184,24 @@ def test_a_step_that_is_repeated_does_not_grow_again_and_an_earlier_one_does() -
     assert torch.equal(layers[5].mlp.up_proj.weight, made)
 
 
+def test_a_checkpoint_that_is_loaded_into_a_loop_that_has_begun_does_not_grow_again() -> None:
+    trained, _, later = in_place("progressive-stacking", adamw, range(10))
+    model = llama()
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=adamw(model))
+    for step in range(2):
+        steps.begin(step)
+        model(**batch(step)).loss.backward()
+        steps.end()
+    model.load_state_dict(later["model"])
+    with pytest.raises(RuntimeError, match=r"begin\(10\): steps 2 to 9 .*layers from 3 on are trained.*resume"):
+        steps.begin(10)
+    assert equal(model, trained)
+    steps.resume(steps.state())
+    steps.begin(10)
+    steps.close()
+    assert equal(model, trained)
+
+
 def test_layers_above_the_model_have_neither_gradients_nor_optimizer_state() -> None:
     model, _, start = in_place("progressive-stacking", adamw, range(4))
     before = llama()

@@ -525,6 +525,11 @@ def test_a_schedule_of_a_fixed_length_is_refused() -> None:
         SubnetworkCallback("raptr", schedule=Schedule.recommended(layers=6, steps=10))
 
 
+def test_two_methods_in_one_trainer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"2 callbacks SubnetworkCallback; one is allowed"):
+        trainer(tmp_path, raptr(), SubnetworkCallback("pld")).train()
+
+
 def test_two_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
     run = trainer(tmp_path, raptr())
     run.args._n_gpu = 2

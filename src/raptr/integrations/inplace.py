@@ -56,6 +56,21 @@ class InPlace:
             if first <= start <= step:
                 self._apply(plan)
 
+    def check_left_out(self, first: int, step: int) -> None:
+        """Refuse growths in steps that were left out, where the layers above those that ran are trained.
+
+        They belong to a checkpoint that was loaded meanwhile, and must not be overwritten.
+        """
+        left = [plan for start, plan in self.growths.items() if first <= start < step]
+        ran = max(left[0].sources) + 1 if left else self._depth
+        above = [start + layer for start in self._firsts for layer in range(ran, self._depth)]
+        if any(_gain_changed(*named) for layer in above for named in self._tensors(layer).items()):
+            raise RuntimeError(
+                f"begin({step}): steps {first} to {step - 1} were left out, in which the model would grow, but its "
+                f"layers from {ran + 1} on are trained already. After loading a checkpoint call resume(...) with the "
+                "state that was saved with it."
+            )
+
     def trained_before(self) -> list[int]:
         """The layers that a growth will overwrite, and that were loaded, made by an earlier growth or trained."""
         made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
@@ -164,15 +179,19 @@ class InPlace:
 
 
 def _trained(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of a block was loaded, made by a growth, or is a norm's gain that training has changed.
+    """Whether a tensor of a block was loaded, made by a growth, or changed by training."""
+    return bool({LOADED, GROWN} & {*vars(tensor)}) or _gain_changed(name, tensor)
 
-    Gains are all the same before training. Of a sharded one, what this process has is looked at.
+
+def _gain_changed(name: str, tensor: Tensor) -> bool:
+    """Whether this is a norm's gain that training has changed: before that, its values are all the same.
+
+    Of a sharded one, what this process has is looked at.
     """
-    if {LOADED, GROWN} & {*vars(tensor)}:
-        return True
-    gain = isinstance(tensor, nn.Parameter) and tensor.dim() == 1 and name.rpartition(".")[2] == "weight"
-    values = rows(tensor.detach()) if gain else tensor
-    return gain and values.numel() > 1 and bool((values != values[0]).any())
+    if not isinstance(tensor, nn.Parameter) or tensor.dim() != 1 or name.rpartition(".")[2] != "weight":
+        return False
+    values = rows(tensor.detach())
+    return values.numel() > 1 and bool((values != values[0]).any())
 
 
 def _copied(value: Any) -> Any:

@@ -86,7 +86,9 @@ class Steps:
         if step == 0 and self._last is None:  # later the layers are those of this training
             _warn_of_trained(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
-        self.inplace.grow(step if self._last is None or step < self._last else self._last + 1, step)
+        first = step if self._last is None or step < self._last else self._last + 1
+        self.inplace.check_left_out(first, step)
+        self.inplace.grow(first, step)
         self._last = step
         self._enter(subnetwork)
         self._step, self._subnetwork, self._handled = step, subnetwork, sys.exception()

@@ -88,7 +88,13 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
             _check_ddp(args, model)
         # The trainer fails to save where a checkpoint that was made without this callback has no entry for it.
         callbacks: Any = state.stateful_callbacks
-        saved = callbacks.setdefault(type(self).__name__, {}).get("attributes", {}).get("saved")
+        entry = callbacks.setdefault(type(self).__name__, {})
+        if isinstance(entry, list):
+            raise ValueError(
+                f"the trainer has {len(entry)} callbacks {type(self).__name__}; one is allowed, with one method. Leave "
+                "out the others."
+            )
+        saved = entry.get("attributes", {}).get("saved")
         if state.global_step:
             go_on(self.steps, state.global_step, saved)
         if state.is_world_process_zero:
