@@ -63,15 +63,19 @@ def take(items: Sequence[Item], options: Namespace) -> None:
 
 
 def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
-    """Where the queue stands."""
+    """Where the queue stands, with the time up to the end of each comparison that `take` would run."""
     shown = Table(box=SIMPLE, caption="GPU time is estimated for one H200 with seven runs at once.")
-    for column in ("comparison", "runs", "GPU time left", "question"):
-        shown.add_column(column, justify="right" if column in ("runs", "GPU time left") else "left")
+    shown.add_column("comparison", no_wrap=True)
+    for column in ("runs", "GPU time left", "with those above"):
+        shown.add_column(column, justify="right")
+    total = 0.0
     for item in items:
         stand = stands[item.name]
         runs = "cannot run" if stand.refused else f"{stand.finished} of {stand.planned}"
-        left = "–" if _settled(stand) else duration(stand.seconds) + (", held back" if item.held else "")
-        shown.add_row(item.name, runs, left, item.question)
+        left = "–" if _settled(stand) else duration(stand.seconds)
+        taken = not _settled(stand) and not item.held
+        total += stand.seconds if taken else 0.0
+        shown.add_row(item.name, runs, left, duration(total) if taken else "held back" if item.held else "")
     return shown
 
 
