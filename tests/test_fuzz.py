@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_never_loaded(tmp_path: Path, data: st.DataObjec
 def test_any_metrics_are_read_or_refused_in_a_sentence(tmp_path: Path, metrics: bytes, config: bytes) -> None:
     good = b'{"kind": "eval", "step": 0, "loss": 1.5, "tokens": 0, "flops": 0, "flops_layers": 0, "seconds": 0}\n'
     (tmp_path / "config.yaml").write_text("method: {name: raptr}\ntrain: {steps: 1, seed: 0, batch: 1}\n")
-    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "environment.json").write_text("[{}]")
     (tmp_path / "metrics.jsonl").write_bytes(metrics + b"\n" + good)
     assert read_run(tmp_path).evals[-1].loss == 1.5
     (tmp_path / "config.yaml").write_bytes(config)

@@ -47,7 +47,7 @@ def test_every_denoiser_is_shown_where_there_are_any(make_run: Callable[..., Run
 
 def test_it_is_read_from_the_records(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{}")
-    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "environment.json").write_text("[{}]")
     cost = {"tokens": 0, "flops": 0, "flops_layers": 0, "seconds": 0}
     record = {"kind": "eval", "step": 0, "loss": 2.0, "loss_mixture": 2.5, "domains": {"a": 1.0, "b": 3.0}, **cost}
     record |= {"perplexity": 7.5, "bits_per_byte": 1.25, "denoisers": {"S": 1.5}}

@@ -45,7 +45,7 @@ def make_run(
     method = {"name": "raptr", "schedule": schedule} if schedule else {"name": "full"}
     config = {"method": method, "train": {"steps": steps, "seed": 0, "batch": 32}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "environment.json").write_text(json.dumps({"python": "3.11"}))
+    (folder / "environment.json").write_text(json.dumps([{"python": "3.11"}]))
     (folder / "metrics.jsonl").touch()
     layers_done = 0
     for step in range(steps + 1):
@@ -268,6 +268,7 @@ def test_what_is_no_folder_or_holds_no_record_is_refused(tmp_path: Path) -> None
         ("config.yaml", "a: \udcff", "YAML"),
         ("environment.json", "[]", "list"),
         ("environment.json", "[3]", "list"),
+        ("environment.json", '{"python": "3.11"}', "list"),
     ],
 )
 def test_unreadable_settings_are_refused(tmp_path: Path, file: str, text: str, language: str) -> None:

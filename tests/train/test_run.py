@@ -341,18 +341,22 @@ def test_a_damaged_configuration_is_named(text: str, store: TokenStore, begun: P
         train(store, begun)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "[" * 99_999])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "[1]", "[{}]", "3", "[" * 99_999])
 def test_a_damaged_list_of_starts_is_named(text: str, store: TokenStore, begun: Path) -> None:
     (begun / "environment.json").write_text(text)
-    with pytest.raises(ValueError, match=r"run/environment\.json"):
+    kept = (begun / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"run/environment\.json.*--fresh"):
         train(store, begun)
+    assert (begun / "metrics.jsonl").read_bytes() == kept
 
 
-@pytest.mark.parametrize("text", [None, "[]"])
-def test_a_run_goes_on_without_its_list_of_starts(text: str | None, store: TokenStore, begun: Path) -> None:
+def test_a_run_whose_list_of_starts_is_damaged_can_be_replaced(store: TokenStore, begun: Path) -> None:
+    (begun / "environment.json").write_text("{")
+    assert train(store, begun, fresh=True).step == STEPS
+
+
+def test_a_run_goes_on_without_its_list_of_starts(store: TokenStore, begun: Path) -> None:
     (begun / "environment.json").unlink()
-    if text is not None:
-        (begun / "environment.json").write_text(text)
     before = (begun / "metrics.jsonl").read_bytes()
     assert train(store, begun).step == STEPS
     assert (begun / "metrics.jsonl").read_bytes().startswith(before)

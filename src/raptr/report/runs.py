@@ -191,9 +191,8 @@ def _mapping(path: Path) -> Mapping[str, Any]:
 
 
 def _starts(path: Path) -> list[Mapping[str, Any]]:
-    value = _parsed(path)
-    starts = value if isinstance(value, list) else [value]  # once, only the last start was recorded
-    if not starts or not all(isinstance(start, dict) for start in starts):
+    starts = _parsed(path)
+    if not isinstance(starts, list) or not starts or not all(isinstance(start, dict) for start in starts):
         raise ValueError(f"{path} must hold a list of mappings, one for each start.")
     return starts
 

@@ -47,6 +47,7 @@ WRITTEN = re.compile(
     + "|".join(tracker.folder for tracker in TRACKERS.values())
 )
 PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")
+COMPARED = {"data", "processes"}  # what a start compares with the one before it
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -101,16 +102,22 @@ class RunFolder:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
 
     def starts(self) -> list[dict[str, Any]]:
-        """The starts that trained so far, the first one first."""
+        """The starts that trained so far, the first one first; none where there is no list of them."""
         if not self.environment.is_file():
             return []
         try:
             starts = json.loads(self.environment.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.environment} is not valid JSON ({_line(error)}); restore or remove it") from error
-        if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
-            raise ValueError(f"{self.environment} is no list of starts; restore or remove it")
-        return starts
+            problem = f"not valid JSON ({_line(error)})"
+        else:
+            listed = starts if isinstance(starts, list) else []
+            if listed and all(isinstance(start, dict) and start.keys() >= COMPARED for start in listed):
+                return listed
+            problem = "no list of starts"
+        raise ValueError(
+            f"{self.environment} is {problem}; restore it, remove it to go on without it, or replace this run with "
+            "--fresh"
+        )
 
     def begun(self) -> bool:
         """Whether a step was trained here: there is a checkpoint or a training record."""
@@ -159,9 +166,9 @@ class RunFolder:
             for tracker in TRACKERS.values():
                 _remove(self.path / tracker.folder)
         if starts:
-            check_data(self.path, starts[-1].get("data", start["data"]), start["data"])
+            check_data(self.path, starts[-1]["data"], start["data"])
         count = start["processes"]
-        before = starts[-1].get("processes", 1) if starts else count
+        before = starts[-1]["processes"] if starts else count
         if config.dimensions.dropout and before != count:
             raise ValueError(
                 f"the run in {str(self.path)!r} was trained by {before} processes, and now there are {count}; with "
