@@ -4,8 +4,8 @@
 
 TEXT has DOMAIN.train.jsonl.xz and DOMAIN.valid.jsonl.xz of each domain of docs/results/corpus.md. The folders are
 corpus, corpus-causal and corpus-ul2, made at the same time, and then corpus-arxiv with the tokenizer of corpus. With
-more text, a folder of DOMAIN.train.*.jsonl.xz of any domains, there is corpus-wide too: the text for training of both,
-of which 2% is held out, with the same tokenizer. What is there and whole is left alone.
+--more, a folder of DOMAIN.train.*.jsonl.xz of other domains, there is corpus-wide too: the training text of both, of
+which 2% is held out, with the same tokenizer. What is there and whole is left alone.
 """
 
 import subprocess
@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     added = [] if given.more is None else sorted(given.more.glob("*.train.*.jsonl.xz"))
     if given.more is not None and not added:
         parser.error(f"more is {given.more}, but there is no DOMAIN.train.*.jsonl.xz in it")
+    names = list(dict.fromkeys(file.name.split(".", 1)[0] for file in added))
+    if both := [name for name in names if name in DOMAINS]:
+        parser.error(f"more is {given.more}, with {both[0]}, which the other text has too; rename its files")
     trained = ["--vocabulary", str(VOCABULARY)]
     _prepare(
         [*trained, "--out", str(given.out / "corpus"), *_data(given.text, DOMAINS)],
@@ -43,18 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _prepare([*tokenizer, "--out", str(given.out / "corpus-arxiv"), *_data(given.text, ["arxiv"])])
     if added:
         text = {domain: _files(given.text, domain)[0] for domain in DOMAINS}
-        text |= {domain: given.more / f"{domain}.train.*" for domain in _names(added)}
+        text |= {domain: given.more / f"{domain}.train.*" for domain in names}
         wide = [option for domain, path in text.items() for option in ("--data", f"{domain}={path}")]
         _prepare([*tokenizer, "--out", str(given.out / "corpus-wide"), *wide])
 
 
 def _files(text: Path, domain: str) -> tuple[Path, Path]:
     return text / f"{domain}.train.jsonl.xz", text / f"{domain}.valid.jsonl.xz"
-
-
-def _names(files: Sequence[Path]) -> list[str]:
-    """The domains of files of more text."""
-    return list(dict.fromkeys(file.name.split(".", 1)[0] for file in files))
 
 
 def _data(text: Path, domains: Sequence[str]) -> list[str]:

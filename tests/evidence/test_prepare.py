@@ -48,3 +48,8 @@ def test_text_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         prepare.main([str(tmp_path), "--more", str(tmp_path)])
     assert "no DOMAIN.train.*.jsonl.xz" in capsys.readouterr().err
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "web.train.00.jsonl.xz").touch()
+    with pytest.raises(SystemExit):
+        prepare.main([str(tmp_path), "--more", str(tmp_path / "more")])
+    assert "web, which" in capsys.readouterr().err  # it would take the place of the text with the same name
