@@ -66,6 +66,9 @@ def test_raptr_keeps_a_draw_and_takes_its_opposite() -> None:
     both = make("raptr", fixed=[], hold=2, mirrored=True)
     assert both.subnetwork(4) == both.subnetwork(5) == plain.subnetwork(2)
     assert both.subnetwork(6) == both.subnetwork(7) == mirrored.subnetwork(3)
+    # the second stage begins at step 250, within a draw, and within a pair
+    assert {*held.subnetwork(249).kept} < {*held.subnetwork(250).kept}
+    assert {*both.subnetwork(249).kept} | {*both.subnetwork(250).kept} == set(range(12))
     with pytest.raises(ValueError, match=r"hold is 0; a whole number"):
         make("raptr", hold=0)
 

@@ -50,8 +50,8 @@ class RaPTr(Method):
     scaled: Scaled = "layer"
     heads: str | None = None  # heads run in each stage, such as 6-8-10-12; None: all
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
-    hold: int = 1  # a draw is kept for so many steps
-    mirrored: bool = False  # each second draw is the opposite of the one before it: see sampling.py
+    hold: int = 1  # steps for which a draw is kept
+    mirrored: bool = False  # every second draw is the opposite of the one before it: see sampling.py
     width_exponent: float = 0.5  # k of n heads (parts) are scaled by (n / k) to this power
 
     name: ClassVar[str] = "raptr"
@@ -107,17 +107,22 @@ class RaPTr(Method):
         step = self.check_step(step)
         index, layers = self.stages.index(step), self.target.layers
         stage = self.stages.stages[index]
-        number, heads, parts = step // self.hold, self.head_counts[index], self.part_counts[index]
-        opposite = self.mirrored and number % 2 == 1
-        number -= opposite
-        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, number, opposite=opposite)
+        heads, parts = self.head_counts[index], self.part_counts[index]
+        draw, opposite = self._draw(step)
+        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, draw, opposite=opposite)
         return replace(
             self.scaled_layers(kept, step),
-            heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, number, opposite=opposite),
-            parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, number, opposite=opposite),
+            heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, draw, opposite=opposite),
+            parts=draw_units(PARTS, parts, self.target.parts, kept, self.seed, draw, opposite=opposite),
             head_scale=(self.target.heads / heads) ** self.width_exponent,
             part_scale=(self.target.parts / parts) ** self.width_exponent,
         )
+
+    def _draw(self, step: int) -> tuple[int, bool]:
+        """The number of the step's draw, and whether it is the opposite of that; stages do not interrupt the count."""
+        number = step // self.hold
+        opposite = self.mirrored and number % 2 == 1
+        return number - 1 if opposite else number, opposite
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
         """The kept layers, whole, under the method's scaling in the step's stage."""

@@ -1,7 +1,7 @@
 """Which layers, heads and MLP parts run in a step, as pure functions of (seed, step).
 
 Exactly k of n are the k with the lowest hash. An opposite draw takes the k with the highest, which are those that the
-other left out, as far as there are enough. The paper defines Bernoulli selection and implements k of L; both are here.
+other left out, and only then others. The paper defines Bernoulli selection and implements k of L; both are here.
 Grouped selection (the paper's remark on implementation) takes an equal share of each group of neighbouring layers: a
 stratified draw, not a uniform one; one group is plain k of L.
 """

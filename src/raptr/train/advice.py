@@ -29,7 +29,7 @@ SEEDS = 3  # what rests on fewer is preliminary
 NEAR = 2.0  # a measurement is far where depth, width or tokens per weight differ by a larger factor
 REACH = 4.0  # methods that were measured within this factor are compared with each other
 SAME = 1.005  # relative steps that count as the same
-OF_STEPS = ("full_start", "mask_steps")  # settings that are a number of steps
+OF_STEPS = ("full_start", "mask_steps")  # settings that are a part of the run, in steps
 OF_STAGES = ("schedule", "lengths", "average")  # settings that say how large the stages are, and how long
 OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
 
