@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from docs.results import redraw
 from docs.results.pages import evidence, which
-from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation
+from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation, with_interval
 from evidence.measured import full_training, measurements
 from raptr.train.advice import Place
 
@@ -214,6 +214,9 @@ def test_numbers_are_written_short() -> None:
     assert (fixed(-0.371, 2), fixed(-0.001, 2)) == ("−0.37", "0.00")
     assert (rate(0.006), rate(1.5e-3)) == ("6e-3", "1.5e-3")
     assert (with_deviation((0.0242, 0.0077)), with_deviation((None, None))) == ("0.0242 ± 0.008", "diverged")
+    signed = [with_interval(mean, interval, sign=True) for mean, interval in ((-0.0004, 0.01), (0.02, None))]
+    assert signed == ["+0.000 ± 0.010", "+0.020"]
+    assert (with_interval(-0.5, 0.25, 1), with_interval(2.0, None)) == ("−0.5 ± 0.2", "2.000")
     assert ranged({"mean": -0.371, "low": -0.377, "high": -0.365}) == "−0.37 (−0.38 to −0.36)"
     assert table(["a", "b"], [["1", ""]]) == "| a | b |\n|---|---|\n| 1 |  |"
 

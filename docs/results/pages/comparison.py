@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from docs.results.pages.contract import Page, Records, table
+from docs.results.pages.contract import Page, Records, table, with_interval
 from raptr.comparison.outcomes import Outcome
 from raptr.comparison.record import read_outcomes, read_rows
 from raptr.comparison.results import picture
@@ -59,7 +59,7 @@ def choices(records: Records) -> str:
         runs, reference = _at(outcomes, label, 1e-3), _at(outcomes, SQRT, 1e-3)
         losses = mean(run.loss for run in runs if run.loss is not None)
         seeds = [difference([run], reference) for run in runs]
-        by_seed = ", ".join(f"{one.mean:+.3f}" for one in seeds if one)
+        by_seed = ", ".join(with_interval(one.mean, None, sign=True) for one in seeds if one)
         to = ["–", ""] if label == SQRT else [_shown(difference(runs, reference), 3, sign=True), by_seed]
         rows.append([choice, _shown(losses), *to, default])
     return table(["choice", "held-out loss", "difference", "by seed", "default"], rows)
@@ -115,8 +115,7 @@ def _at(outcomes: list[Outcome], label: str, peak: float) -> list[Outcome]:
 
 def _shown(value: Mean | None, digits: int = 4, *, sign: bool = False) -> str:
     assert value is not None
-    assert value.interval is not None
-    return f"{value.mean:{'+' if sign else ''}.{digits}f} ± {value.interval:.{digits}f}"
+    return with_interval(value.mean, value.interval, digits, sign=sign)
 
 
 def _figure(name: str) -> Callable[[Records], Any]:

@@ -53,6 +53,12 @@ def with_deviation(pair: Sequence[float | None], digits: int = 3) -> str:
     return "diverged" if mean is None or deviation is None else f"{short(mean, digits)} ± {short(deviation, 1)}"
 
 
+def with_interval(mean: float, interval: float | None, digits: int = 3, *, sign: bool = False) -> str:
+    """A mean with the half-width of its interval, where it has one; `sign`: with a plus too, for a difference."""
+    shown = f"{round(mean, digits) + 0.0:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+    return shown if interval is None else f"{shown} ± {fixed(interval, digits)}"
+
+
 def ranged(interval: Mapping[str, float], digits: int | None = 2) -> str:
     """A mean with its interval: −0.37 (−0.38 to −0.37); without a number of digits two significant ones."""
     values = [interval[name] for name in ("mean", "low", "high")]

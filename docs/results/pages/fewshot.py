@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from docs.results.pages.contract import Page, Records, fixed, short, table
+from docs.results.pages.contract import Page, Records, fixed, short, table, with_interval
 from raptr.evaluation.fewshot.summary import draw
 
 MISSING = "**Not run yet.**"
@@ -88,13 +88,11 @@ def _score(row: dict[str, Any] | None) -> str:
 
 
 def _percent(value: dict[str, float]) -> str:
-    return f"{fixed(100 * value['mean'], 1)} ± {fixed(100 * value['interval'], 1)}"
+    return with_interval(100 * value["mean"], 100 * value["interval"], 1)
 
 
 def _value(value: dict[str, float], digits: int, *, sign: bool = False) -> str:
-    shown = fixed(value["mean"], digits)
-    plus = "+" if sign and value["mean"] > 0 else ""
-    return f"{plus}{shown} ± {fixed(value['interval'], digits)}"
+    return with_interval(value["mean"], value["interval"], digits, sign=sign)
 
 
 PAGE = Page(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from docs.results.pages.comparison import LONG, joined
-from docs.results.pages.contract import Page, Records, fixed, table
+from docs.results.pages.contract import Page, Records, fixed, table, with_interval
 from raptr.comparison.record import read_rows
 from raptr.comparison.table import Row, finals
 
@@ -66,10 +66,9 @@ def _cell(row: Row | None, steps: int) -> str:
     if row is None:
         return "–"
     assert row.to_full is not None
-    difference, longer = row.to_full, row.steps / steps
-    sign = "+" if difference.mean > 0 else ""
-    interval = "" if difference.interval is None else f" ± {difference.interval:.3f}"
-    return f"{sign}{fixed(difference.mean, 3)}{interval}" + (f" ({longer:.2f}× the steps)" if longer > 1.05 else "")
+    longer = row.steps / steps
+    said = with_interval(row.to_full.mean, row.to_full.interval, sign=True)
+    return f"{said} ({longer:.2f}× the steps)" if longer > 1.05 else said
 
 
 def _seeds(row: Row) -> str:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from docs.results.pages.contract import Page, Records, fixed, table
+from docs.results.pages.contract import Page, Records, table, with_interval
 from evidence.law import described
 from evidence.measured import ITEMS, SOURCES, full_training, measurements
 from raptr.methods import METHODS
@@ -330,8 +330,7 @@ def _length(place: Place) -> str:
 
 
 def _shown(value: Difference) -> str:
-    interval = "" if value.interval is None else f" ± {value.interval:.3f}"
-    return f"{'+' if value.mean > 0 else ''}{fixed(value.mean, 3)}{interval}"
+    return with_interval(value.mean, value.interval, sign=True)
 
 
 def _listed(words: Iterable[str]) -> str:
