@@ -63,8 +63,9 @@ def initialise(
                 if init == "fan-in":
                     deviation = fan_in(parameter.shape[1], layers if residual else None)
                 elif init == "paper" and known[name] == "matrix":
+                    rows, columns = parameter.shape
                     maps = next((maps for module, maps in (hidden or {}).items() if module in name.split(".")), None)
-                    deviation = papers(*parameter.shape, residual=residual, maps=maps)
+                    deviation = paper(rows if residual else columns, rows // maps if maps else None)
                 else:
                     deviation = BERT
                 values = normal(seed, keys.get(name, name), mine.numel(), first) * np.float32(deviation)
@@ -78,11 +79,9 @@ def fan_in(inputs: int, layers: int | None) -> float:
     return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
 
 
-def papers(rows: int, columns: int, *, residual: bool, maps: int | None) -> float:
-    """The paper's deviation of a matrix: √(2/m) where it is so many `maps` to m hidden units, 1/√width elsewhere."""
-    if maps is not None:
-        return math.sqrt(2 * maps / rows)
-    return 1 / math.sqrt(rows if residual else columns)
+def paper(width: int, hidden: int | None = None) -> float:
+    """The deviation of a matrix in the paper's theorem; `hidden`: of the one that makes so many units of the MLP."""
+    return 1 / math.sqrt(width) if hidden is None else math.sqrt(2 / hidden)
 
 
 def normal(seed: int, name: str, count: int, first: int = 0) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raptr.hashing import bits, unit
 from raptr.methods.contract import random_part
-from raptr.models.init import normal
+from raptr.models.init import normal, paper
 from raptr.studies.contract import mean_and_deviation
 from raptr.subnetworks.scaling import square_root
 
@@ -67,15 +67,10 @@ def normals(seed: int, width: int, layer: int, device: str) -> Weights:
     return Weights(*(torch.from_numpy(one).view(shape).to(device) for one, shape in zip(drawn, shapes, strict=True)))
 
 
-def deviation(rows: int, width: int, *, mlp_in: bool) -> float:
-    """The paper's deviation of a matrix: √2/√m where the MLP begins, m its rows; 1/√d elsewhere."""
-    return math.sqrt(2 / rows) if mlp_in else 1 / math.sqrt(width)
-
-
 def initial(drawn: Weights, reading: str) -> Weights:
     """The layer's weights as the paper initializes them."""
     width = len(drawn.query_DD)
-    own = [deviation(len(one), width, mlp_in=name == "mlp_in_FD") for name, one in drawn._asdict().items()]
+    own = [paper(width, len(one) if name == "mlp_in_FD" else None) for name, one in drawn._asdict().items()]
     return Weights(
         *(one * (value if reading == "deviation" else value**0.5) for one, value in zip(drawn, own, strict=True))
     )
@@ -159,11 +154,11 @@ def mlp_spread(width: int, hidden: int, seed: int, device: str) -> float:
             torch.from_numpy(normal(seed, f"scaling.mlp.{hidden}.{draw}.{name}", hidden * width)).to(device)
             for name in ("in", "out")
         )
-        weights_FD = first_FD.view(hidden, width) * deviation(hidden, width, mlp_in=True)
+        weights_FD = first_FD.view(hidden, width) * paper(width, hidden)
         hidden_F = torch.relu(
             weights_FD.sum(dim=1)
         )  # the input is all ones, whose norm is √d; rotations change nothing
-        output_D = last_DF.view(width, hidden) @ hidden_F * deviation(width, width, mlp_in=False)
+        output_D = last_DF.view(width, hidden) @ hidden_F * paper(width)
         ratios.append(output_D.norm().item() / math.sqrt(width))
     return mean_and_deviation(ratios)[1]
 
