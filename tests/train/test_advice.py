@@ -176,6 +176,10 @@ def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
     )
 
 
+def test_a_setting_that_is_on_is_named_alone() -> None:
+    assert named({"name": "raptr", "schedule": "6-12", "hold": 3, "mirrored": True}) == "raptr 6-12 (hold 3, mirrored)"
+
+
 def test_a_schedule_that_starts_with_one_layer_has_a_name() -> None:
     shallow = {**DOUBLING, "schedule": "1-2-4", "lengths": "equal", "average": 3.0}
     assert named(shallow) == "progressive-stacking 1-2-4 (stages of 20, 20 and 60%)"

@@ -185,7 +185,7 @@ def named(method: Mapping[str, Any]) -> str:
     others = [] if method.get("average") is None else [f"stages of {_shares(method)}"]
     shown = ("name", "schedule", *(("lengths", "average") if others else ()))
     others += [
-        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in method.items()
         if key not in shown
     ]
