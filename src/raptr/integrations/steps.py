@@ -176,7 +176,8 @@ class Steps:
         """Go on counting from a checkpoint's `state`; a method with other settings is refused."""
         now = self.state()["method"]
         # A checkpoint from before there was a setting has its default.
-        before = {**{key: getattr(type(self.method), key, None) for key in now}, **state["method"]}
+        defaults = json.dumps({key: getattr(type(self.method), key, None) for key in now})
+        before = {**json.loads(defaults), **state["method"]}
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             differences = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
