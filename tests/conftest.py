@@ -4,6 +4,7 @@ Many also share a small corpus.
 """
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from raptr.data.prepare import Document, prepare
 from raptr.objectives import SPECIALS
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job; its children would ignore Ctrl-C too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["RAPTR_TRACEBACK"] = "1"  # a failing test shows what the command line would write to a file
 
 
