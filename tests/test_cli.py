@@ -173,6 +173,18 @@ def test_dry_run_shows_settings_and_plan(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_several_processes_one_shows_the_dry_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert call(monkeypatch, "pretrain", "bert-base", "--dry-run") == 0
+        shown.append(capsys.readouterr().out)
+    assert "0 – 168,749" in shown[0]
+    assert shown[1] == ""
+
+
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.endswith("demo")])
 def test_only_demos_train_on_the_built_in_text_unasked(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -286,6 +298,27 @@ def test_an_option_and_a_setting_that_differ_are_refused(
     dry = ["--dry-run"] if command == "pretrain" else []
     assert call(monkeypatch, command, *given.split(), "--set", setting, *dry) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("plan --lr 1e-3", "--lr. It is an option of raptr pretrain. Any setting can be given with --set"),
+        ("pretrain --layers 12", "--layers. It is an option of raptr plan, export. Any setting can be given"),
+        (
+            "pretrain --out runs/mine",
+            "--out. Any setting can be given with --set SECTION.KEY=VALUE (Possible",
+        ),
+        ("report --run runs/mine", "--run. It is an option of raptr pretrain │"),
+        ("export --laiers 4", "--laiers (Possible options: --layers)"),
+    ],
+)
+def test_an_option_of_another_command_says_where_it_belongs(
+    arguments: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call(monkeypatch, *arguments.split()) == 2
+    assert f"No such option: {sentence}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_option_and_a_setting_may_say_the_same(

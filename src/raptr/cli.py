@@ -136,8 +136,9 @@ def pretrain(
         raise ValueError(f"--until is {until}; a step from 1 to {full.train.steps} (train.steps) is allowed")
     console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
     if dry_run:
-        typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
-        show(full)
+        if not console.quiet:
+            typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
+            show(full)
         return
     with importing():
         from raptr.train.loop import pretrain as run_pretraining

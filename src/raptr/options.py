@@ -48,7 +48,26 @@ StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
 
 
 class Commands(TyperGroup):
-    """The commands. Their help leaves out types that say nothing: <bool> of flags, <list[Path]> of arguments."""
+    """The commands. Their help leaves out types that say nothing: <bool> of flags, <list[Path]> of arguments.
+
+    An unknown option is an error that names the commands that have it, and --set where the command takes any setting.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # typer exports no name for this kind
+            if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+                self._explain(error)
+            raise
+
+    def _explain(self, error: Any) -> None:
+        having = [name for name, command in self.commands.items() if error.option_name in _options(command)]
+        if 0 < len(having) <= 3:  # what most commands have, such as --out, has another name here
+            error.message += f". It is an option of raptr {', '.join(having)}"
+            error.possibilities = None  # those are words of similar spelling
+        if "--set" in _options(error.ctx.command):
+            error.message += ". Any setting can be given with --set SECTION.KEY=VALUE"
 
     def get_params(self, ctx: Any) -> Any:
         return _plain(super().get_params(ctx))
@@ -58,6 +77,10 @@ class Commands(TyperGroup):
         if command is not None:
             _plain(command.get_params(ctx))
         return command
+
+
+def _options(command: Any) -> list[str]:
+    return [option for param in command.params for option in param.opts]
 
 
 def _plain(params: Any) -> Any:

@@ -84,8 +84,9 @@ def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
 
 def nearest(word: object, allowed: Iterable[str]) -> str:
     """`did you mean 'x'? `, or nothing where no allowed word is near."""
-    close = difflib.get_close_matches(str(word), list(allowed), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    words = {allowed_word.lower(): allowed_word for allowed_word in allowed}
+    close = difflib.get_close_matches(str(word).lower(), words, n=1)
+    return f"did you mean {words[close[0]]!r}? " if close else ""
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:

@@ -230,12 +230,14 @@ def test_the_plot_without_a_grid_shows_the_way_there() -> None:
 
 def test_losses_above_the_panel_are_named_at_its_edge() -> None:
     bad = [run("raptr", 0.8, seed, 900.0) for seed in range(3)]
-    _, right = drawn([*OUTCOMES, *bad], {**GRIDS, "raptr": (0.2, 0.4, 0.8)}).axes
+    figure = drawn([*OUTCOMES, *bad], {**GRIDS, "raptr": (0.2, 0.4, 0.8)})
+    _, right = figure.axes
     assert right.get_ylim()[1] < 900
     (text,) = [text for text in right.texts if text.get_gid() == "beyond"]
     assert "900.00" in text.get_text()
     assert text.xy[0] == 0.8  # type: ignore[attr-defined]
     assert "above the panel" in right.get_title()
+    assert right.title.get_window_extent().x1 < figure.bbox.x1
     assert "above the panel" not in drawn(OUTCOMES, GRIDS).axes[1].get_title()
 
 

@@ -177,6 +177,7 @@ def test_the_command(
     ("tasks", "settings", "match"),
     [
         (["wnli"], {}, r"--tasks has 'wnli'.*boolq"),
+        (["lambda"], {}, r"--tasks has 'lambda'; did you mean 'lambada'\?"),
         (["copa"], {}, r"no data for the task copa; superglue_copa\.jsonl or copa\.jsonl"),
         (["boolq"], {"shots": [-1]}, r"--shots has -1"),
         (["boolq"], {"shots": [99]}, r"--shots has 99.*20 exemplars"),

@@ -592,7 +592,7 @@ def test_the_command(
     assert "finetune.json" in shown.err
     assert (tmp_path / "runs" / "finetune" / "small-sst2" / "finetune.json").is_file()
     assert call(monkeypatch, "finetune", str(bert), "--task", "wnli", "--data", str(little)) == 2
-    assert "--task is 'wnli'" in capsys.readouterr().err
+    assert "--task is 'wnli'; did you mean 'qnli'?" in capsys.readouterr().err
 
 
 def test_other_settings_in_the_same_folder_are_refused(bert: Path, little: Path, tmp_path: Path) -> None:

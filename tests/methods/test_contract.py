@@ -343,3 +343,5 @@ def test_bad_settings_are_refused(name: str) -> None:
 def test_unknown_method_names_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"method is 'rapter'.*'raptr'.*full, raptr, pld"):
         make("rapter", {})
+    with pytest.raises(ValueError, match=r"did you mean 'pld'"):
+        make("PLD", {})

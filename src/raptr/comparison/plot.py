@@ -80,8 +80,7 @@ def _draw_peaks(axes: Axes, table: Sequence[Row], looks: Looks) -> None:
     beyond = [row for row in table if row.loss and not row.diverged and row.loss.mean > top]
     marks = ["×: a run diverged"] if any(row.diverged for row in table) else []
     marks += ["▲: above the panel, with its loss"] if beyond else []
-    named = f" ({'; '.join(marks)})" if marks else ""
-    axes.set_title(f"loss at every learning rate{named}", fontsize=10, color=INK)
+    axes.set_title("\n".join(["loss at every learning rate", *marks]), fontsize=10, color=INK)
     axes.set_xlabel("peak learning rate", color=INK)
     axes.set_xscale("log")
     for label, own in looks.items():

@@ -7,6 +7,8 @@ GLUE (Wang et al., 2018) is distributed in several forms with other names of col
 from dataclasses import dataclass
 from typing import final
 
+from raptr.settings import nearest
+
 SENTENCES = ("sentence1", "sentence2")
 LABELS = ("label", "gold_label", "score")  # names of the column, the first that a file has
 
@@ -66,5 +68,5 @@ def find_task(name: str) -> Task:
     """The task of this name; capitals and hyphens do not matter, so SST-2 is sst2."""
     task = TASKS.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:
-        raise ValueError(f"--task is {name!r}; {', '.join(TASKS)} are allowed")
+        raise ValueError(f"--task is {name!r}; {nearest(name, TASKS)}allowed: {', '.join(TASKS)}")
     return task

@@ -85,7 +85,7 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
         )
     also = "" if found.to_full.below else f", {found.to_reduced} full training with as few FLOPs"
     return [
-        f"auto chose {named(settings)}: at {found.place} {measured} ended {found.to_full} full training with "
+        f"auto chose {named(settings)}: at {found.place} {measured} ended {found.to_full} full training, with "
         f"{found.flops:.2f} of its FLOPs and {found.longer:.2f} times its steps{also} ({_seeds(found)}, record "
         f"{found.record}).",
         cost,
@@ -108,7 +108,7 @@ def _note(place: Place, own: dict[str, Any], steps: int, found: Measured) -> lis
     """That the best method ended below the one that is given; nothing where the measurements do not say so."""
     better, end = f"Note: at {found.place} {named(found.method)} ended", f"--method auto takes {found.method['name']}."
     if own["name"] == "full":
-        said = f"{better} {found.to_full} full training with {found.flops:.2f} of its FLOPs ({_seeds(found)}); {end}"
+        said = f"{better} {found.to_full} full training, with {found.flops:.2f} of its FLOPs ({_seeds(found)}); {end}"
         return [said] if found.to_full.below else []
     given = advice.matching(place, own, steps, advice.table())
     if given is None or given.to_reduced.low <= found.to_reduced.high:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from raptr.evaluation.reading import file_named
+from raptr.settings import nearest
 
 FOLDER = Path(__file__).parent / "tasks"
 SUPERGLUE = ("boolq", "cb", "copa", "rte", "wic", "wsc", "multirc", "record")
@@ -65,9 +66,8 @@ def find_tasks(names: Sequence[str], folder: Path) -> tuple[list[str], list[str]
     found: list[str] = []
     absent: list[str] = []
     for name in names:
-        if name not in (*TASKS, *GROUPS):
-            allowed = ", ".join((*GROUPS, *TASKS))
-            raise ValueError(f"--tasks has {name!r}; {allowed} are allowed")
+        if name not in (known := (*GROUPS, *TASKS)):
+            raise ValueError(f"--tasks has {name!r}; {nearest(name, known)}allowed: {', '.join(known)}")
         for member in GROUPS.get(name, (name,)):
             if sources(member, folder)[0] is not None:
                 found.append(member)
