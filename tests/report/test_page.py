@@ -122,6 +122,13 @@ def test_lines_hold_losses_against_steps_flops_and_time(make_run: MakeRun) -> No
     assert curve["stages"][0]["seconds"] == pytest.approx(14.0)
 
 
+def test_the_final_loss_is_rounded_once_as_in_the_table(make_run: MakeRun) -> None:
+    run = make_run()
+    run = replace(run, evals=(*run.evals[:-1], replace(run.evals[-1], loss=10.383500709533692)))
+    (curve,) = curves([run])
+    assert f"{curve['final']:.3f}" == "10.384"
+
+
 def test_losses_that_are_no_numbers_become_gaps(make_run: MakeRun) -> None:
     run = make_run()
     broken = tuple(replace(record, loss=nan if record.step == 200 else inf) for record in run.evals)
@@ -167,7 +174,7 @@ def test_results_are_the_summary_and_name_unfinished_runs(make_run: MakeRun) -> 
     assert [line[:4] for line in texts(sheet)] == [["a", "raptr", "6-12", "300"], ["b", "full", "–", "400"]]
     relative, unfinished = sheet["notes"]
     assert re.search(r"relative to b\b", relative)
-    assert re.search(r"^a .*300 of 400", unfinished)
+    assert re.search(r"^a .*last record is of step 300 of 400", unfinished)
     assert len(sheet["words"]) == len(sheet["headings"]) == len(sheet["lines"][0])
 
 

@@ -180,7 +180,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if any(row.eval_loss_mixture is not None for row in rows):
         said.append("The held-out loss counts all windows alike; by mixture weight it counts domains by weight.")
     said += [
-        f"{row.name} is not finished: {row.steps:,} of {row.planned:,} steps."
+        f"{row.name} is not finished: its last record is of step {row.steps:,} of {row.planned:,}."
         for row in rows
         if row.planned is not None and row.steps < row.planned
     ]

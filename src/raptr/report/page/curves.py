@@ -34,11 +34,12 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
     found = []
     for name, run in zip(labels(runs), runs, strict=True):
         ends = [*run.transitions, run.last]
+        ended = run.evals[-1].loss if run.evals else math.nan
         trained = smooth([record.loss for record in run.train], [record.stage for record in run.train])
         found.append(
             {
                 "name": name,
-                "final": _number(run.evals[-1].loss) if run.evals else None,
+                "final": ended if math.isfinite(ended) else None,  # all digits: rounded once, as in the table
                 "held": _line(run.evals, [record.loss for record in run.evals]),
                 "train": _line(run.train, trained),
                 "stages": [
