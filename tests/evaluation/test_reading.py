@@ -122,6 +122,7 @@ GOOD_LINES = ["sentence\tlabel", "fine\t1", "dull\t0"]
         ("classification", ["sentence\tlabel", *(f"a\t{i}" for i in range(9))], r"9 labels.*--label"),
         ("sst2", ["sentence\tlabel", "a\t1", "b\tneg"], r"dev\.tsv, line 3: label is '0'.*1, neg"),
         ("sst2", ["review\tlabel", "a\t1"], r"review, label.*sentence.*--text"),
+        ("sst2", ["question\tsentence\tlabel", "a\tb\t1"], r"question and sentence .* two texts.*sst2 has one.*--text"),
         ("sst2", ["sentence\tclass", "a\t1"], r"sentence, class.*gold_label.*--label"),
         ("sst2", ["sentence\tlabel", "a\tb\t1"], r"line 2.*3 fields.*2 are"),
         ("sst2", ["sentence\tlabel", "a\t "], r"line 2.*label is ' '"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from raptr.data.prepare.compression import COMPRESSED, decompressed
-from raptr.evaluation.tasks import LABELS, Task
+from raptr.evaluation.tasks import LABELS, TASKS, Task
 from raptr.files import sha256_of
 
 KINDS = (".tsv", ".jsonl")
@@ -171,6 +171,12 @@ def _columns(
     if chosen is None:
         wanted = " or ".join(" and ".join(names) for names in choices)
         raise ValueError(f"{where}: found the columns {', '.join(row)}; {wanted} is expected. Name it with --text.")
+    pairs = [pair for pair in TASKS["classification"].texts if set(chosen) < set(pair) <= row.keys()]
+    if pairs and not texts:
+        raise ValueError(
+            f"{where}: the columns {' and '.join(pairs[0])} are those of a task on two texts, and {task.name} has one. "
+            "Name another task, or the column with --text."
+        )
     names = (label,) if label else LABELS
     target = next((name for name in names if name in row), None)
     if target is None:
