@@ -402,7 +402,9 @@ def growth(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) 
         steps = stepwise(model, "progressive-stacking", steps=2, schedule=schedule, blocks=paths, optimizer=optimizer)
     except ValueError as error:
         return {"grows": False, "growth": str(error)}
-    steps.begin(0)
+    with warnings.catch_warnings():  # norms have noise here, as if they were trained
+        warnings.filterwarnings("ignore", r"method progressive-stacking overwrites .* loaded or trained before")
+        steps.begin(0)
     found = gradients(model, output_of(model, given))
     steps.end()
     for name, parameter in model.named_parameters():
