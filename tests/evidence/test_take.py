@@ -46,11 +46,13 @@ def start(folder: Path, store: TokenStore) -> "subprocess.Popen[str]":
     )
 
 
-def taken(folder: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch, minutes: str = "9") -> None:
+def taken(
+    folder: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch, *, minutes: str = "9", jobs: int = 1
+) -> None:
     with monkeypatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("RAPTR_COMMIT", "0123abc")
-        take.main(["--data", str(store.path), "--jobs", "1", "--minutes", minutes])
+        take.main(["--data", str(store.path), "--jobs", str(jobs), "--minutes", minutes])
 
 
 def record(folder: Path, name: str) -> Path:
@@ -91,6 +93,17 @@ def test_a_killed_queue_goes_on_from_its_records_alone(
     taken(wild, store, monkeypatch)
     assert not (wild / "runs").exists()
     assert {name: record(wild, name).read_bytes() for name in NAMES} == before
+
+
+def test_a_run_that_two_comparisons_want_is_made_once_with_jobs_to_spare(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path / "project", store)
+    taken(folder, store, monkeypatch, jobs=3)  # the first one's four runs leave jobs for the second
+    runs = {name: sorted(p.name for p in (folder / "runs" / "evidence" / name / "runs").iterdir()) for name in NAMES}
+    assert len(runs["first"]) == 4
+    assert runs["second"] == ["other-peak0.01-seed0"]
+    assert [numbers(record(folder, name))["finished"] for name in NAMES] == [4, 3]
 
 
 def test_it_saves_when_its_minutes_are_over_and_goes_on(

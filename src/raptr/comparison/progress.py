@@ -154,8 +154,16 @@ class Progress:
 
     def learn(self, other: "Progress", run: PlannedRun) -> None:
         """Take note of a run that another comparison has just made, if its record is one to take runs from."""
-        if other.record in self._sources and other._fingerprint == self._fingerprint and run.key in other._finished:
+        if self._follows(other) and run.key in other._finished:
             self._others.append(other._finished[run.key])
+
+    def takes(self, other: "Progress", made: PlannedRun, run: PlannedRun) -> bool:
+        """Whether `made`, which another comparison is making, will stand for `run` here."""
+        return self._follows(other) and made.terms == run.terms and not changes(made.config, run.config)
+
+    def _follows(self, other: "Progress") -> bool:
+        """Whether another comparison's record is one to take runs from."""
+        return other is not self and other.record in self._sources and other._fingerprint == self._fingerprint
 
     def wanted_runs(self) -> list[WantedRun]:
         """Every run that is wanted by now."""

@@ -34,7 +34,7 @@ class Finished:
 
     def fits(self, run: PlannedRun) -> bool:
         """Whether this run was made as `run` would be, under whatever label."""
-        same = (self.outcome.peak, self.outcome.seed, self.outcome.steps) == (run.peak, run.seed, run.entry.steps)
+        same = (self.outcome.peak, self.outcome.seed, self.outcome.steps) == run.terms
         return same and not changes(Config.read(self.config), run.config)
 
     def named(self, label: str) -> "Finished":

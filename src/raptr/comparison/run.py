@@ -111,8 +111,6 @@ def compare_all(
         while not stop.asked:
             for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
                 whole = progress.whole(done.run.seed) and bool(progress.unfinished())
-                for other in all_progress:
-                    other.learn(progress, done.run)
                 record = progress.write() if progress.continued or whole else None  # what a kill leaves
                 if record is not None and whole:
                     redraw(record, progress.out)
@@ -151,6 +149,13 @@ def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, Wante
     return ((progress, wanted) for progress in all_progress for wanted in progress.due())
 
 
+def _share(made: WantedRun, progress: Progress, all_progress: Sequence[Progress]) -> None:
+    """Tell the other comparisons of a run that was just made."""
+    progress.unfinished()  # reads what the run came to
+    for other in all_progress:
+        other.learn(progress, made.run)
+
+
 def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
     return f"{escape(progress.out.name)}, " if len(all_progress) > 1 else ""
 
@@ -164,6 +169,7 @@ def _one_by_one(
         named = _named(progress, all_progress)
         console.print(f"{named}run {wanted.place}: {escape(str(wanted.run))}", highlight=False)
         wanted.train(stop, console)
+        _share(wanted, progress, all_progress)
         yield first
 
 
@@ -180,10 +186,17 @@ def _at_once(
         running: dict[Future[None], tuple[Progress, WantedRun]] = {}
         submitted: set[Path] = set()
 
+        def fresh() -> Iterator[tuple[Progress, WantedRun]]:
+            for progress, wanted in _waiting(all_progress):
+                begun = running.values()
+                if wanted.folder not in submitted and not any(
+                    progress.takes(by, one.run, wanted.run) for by, one in begun
+                ):
+                    yield progress, wanted
+
         def submit() -> None:
-            fresh = (one for one in _waiting(all_progress) if one[1].folder not in submitted)
             # No more than can run at once: a run that is wanted later may belong before those that are wanted now.
-            for one in islice(fresh, jobs - len(running)):
+            for one in islice(fresh(), jobs - len(running)):
                 submitted.add(one[1].folder)
                 running[workers.submit(_make, one[1])] = one
 
@@ -194,6 +207,7 @@ def _at_once(
                 future.result()
                 said = f"{_named(progress, all_progress)}run {wanted.place} {wanted.state}: {escape(str(wanted.run))}"
                 bar.console.print(said, highlight=False)
+                _share(wanted, progress, all_progress)
                 submit()
                 counted = [(one.finished, one.planned) for one in all_progress]
                 bar.update(shown, completed=sum(n for n, _ in counted), total=sum(n for _, n in counted))

@@ -84,6 +84,11 @@ class PlannedRun:
         return self.entry.label, self.peak, self.seed
 
     @property
+    def terms(self) -> tuple[float, int, int]:
+        """What the same run has in every comparison, beside its configuration: learning rate, seed, steps."""
+        return self.peak, self.seed, self.entry.steps
+
+    @property
     def name(self) -> str:
         """The name of the run's folder."""
         return f"{slug(self.entry.label)}-peak{self.peak!r}-seed{self.seed}"
