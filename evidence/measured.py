@@ -14,6 +14,7 @@ from raptr.comparison.table import Row, finals
 from raptr.report.statistics import Mean
 from raptr.train.advice import Difference, Measured, Place, place_of, plain_settings
 from raptr.train.config import Config
+from raptr.train.idle import needed
 
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS = read_queue(ROOT / QUEUE)
@@ -81,9 +82,7 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
                 record=name,
                 entry=label,
                 place=_place(configs[FULL]),
-                method=plain_settings(
-                    config.method["name"], {key: value for key, value in config.method.items() if key != "name"}
-                ),
+                method=plain_settings(config.make_method()),
                 steps=row.steps,
                 full_steps=final[FULL].steps,
                 flops=row.flops,
@@ -119,8 +118,14 @@ def _older(configs: Mapping[str, Config]) -> bool:
 
 def _alike(config: Config, full: Config) -> bool:
     """Whether an entry differs from full training in nothing but its method, its steps and its learning rate."""
-    same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay) == full.optimizer
-    return same and config.train.precision == full.train.precision and config.dimensions == full.dimensions
+    same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay, idle=None)
+    usual = config.idle(method := config.make_method()) == needed(method)
+    return (
+        usual
+        and same == replace(full.optimizer, idle=None)
+        and config.train.precision == full.train.precision
+        and config.dimensions == full.dimensions
+    )
 
 
 def _config(record: Mapping[str, Any], label: str) -> Config:

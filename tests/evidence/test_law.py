@@ -13,7 +13,7 @@ STAGES = {6: "3-4-5-6", 8: "4-5-7-8", 12: "6-8-10-12", 24: "12-16-20-24"}
 
 
 def row(layers: int, width: int, length: float, gap: float | None = None) -> Measured:
-    place = Place("bert", "mlm", "bert", layers, width, length)
+    place = Place("bert", "mlm", "bert", layers, width, 4, 4, length)
     difference = Difference(LAW.gap(layers, width, length) if gap is None else gap, 0.01, 3)
     method = {"name": "raptr", "schedule": STAGES[layers]}
     return Measured("some", "raptr", place, method, 1000, 1000, 0.75, 2.5, difference, difference)

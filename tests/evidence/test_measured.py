@@ -24,7 +24,7 @@ def test_the_packaged_table_is_that_of_the_records(records: dict[str, Any]) -> N
 
 def test_the_long_runs_advise_progressive_stacking(records: dict[str, Any]) -> None:
     rows = measured.measurements({name: records[name] for name in ("long-12x256", "progressive-12x256")})
-    found = best(Place("bert", "mlm", "bert", 12, 256, 20.0), rows)
+    found = best(Place("bert", "mlm", "bert", 12, 256, 4, 4, 20.0), rows)
     assert found is not None
     assert found.method == {"name": "progressive-stacking", "schedule": "3-6-12"}
     assert (found.to_full.seeds, round(found.to_full.mean, 3), round(found.longer, 2)) == (3, -0.070, 1.27)

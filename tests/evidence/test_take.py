@@ -258,13 +258,13 @@ def test_the_law_is_tested_on_the_size_that_is_kept_back(monkeypatch: pytest.Mon
     assert place.tokens_per_weight == pytest.approx(law.KEPT_BACK_LENGTH, abs=0.05)
     for method in law.METHODS:
         wanted = scaled(method, place.layers / law.LAYERS, 1.0)
-        assert wanted in [plain_settings(m.name, m.settings()) for m in schedules(item.name).values()]
+        assert wanted in [plain_settings(m) for m in schedules(item.name).values()]
 
 
 @pytest.mark.parametrize("name", ["width-12x128", "width-6x256", "width-24x256", "width-12x512", "half-12x256"])
 def test_the_sizes_of_the_law_have_its_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    made = [plain_settings(method.name, method.settings()) for method in schedules(name).values()]
+    made = [plain_settings(method) for method in schedules(name).values()]
     layers = schedules(name)["full"].target.layers
     for method in law.METHODS:
         assert scaled(method, layers / law.LAYERS, 1.0) in made

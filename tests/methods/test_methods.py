@@ -95,7 +95,7 @@ def test_raptr_takes_a_schedule() -> None:
 
 
 def test_raptr_on_heads_and_parts() -> None:
-    method = make("raptr", schedule="12-12-12", heads="6-9-12", parts="1-2-4")
+    method = make("raptr", schedule="12-12-12", heads="6-9-12", parts="1-2-4", width_exponent=0.5)
     first, last = method.subnetwork(0), method.subnetwork(999)
     assert first.heads is not None
     assert first.parts is not None
@@ -103,8 +103,10 @@ def test_raptr_on_heads_and_parts() -> None:
     assert {len(parts) for parts in first.parts} == {1}
     assert (first.head_scale, first.part_scale) == (2**0.5, 2.0)
     assert last == Subnetwork.full(12)
-    unscaled = make("raptr", schedule="12-12", heads="6-12", width_exponent=0)
+    unscaled = make("raptr", schedule="12-12", heads="6-12")
     assert unscaled.subnetwork(0).head_scale == 1
+    assert unscaled.settings()["width_exponent"] == 0
+    assert make("raptr", width_exponent=1).settings() == make("raptr").settings()  # all heads and parts run
     started = make("raptr", schedule="6-12", heads="6-12", full_start=100)
     assert started.subnetwork(0) == Subnetwork.full(12)
     assert started.subnetwork(100).heads is not None

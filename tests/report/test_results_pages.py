@@ -221,7 +221,7 @@ def test_numbers_are_written_short() -> None:
     assert table(["a", "b"], [["1", ""]]) == "| a | b |\n|---|---|\n| 1 |  |"
 
 
-LONG = Place("bert", "mlm", "bert", 12, 256, 20.0)
+LONG = Place("bert", "mlm", "bert", 12, 256, 4, 4, 20.0)
 
 
 def test_the_advice_is_drawn_with_few_records_and_with_many() -> None:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from raptr.comparison import compare
 from raptr.data import TokenStore
-from raptr.methods import METHODS
+from raptr.methods import METHODS, make_method
+from raptr.subnetworks import Shape
 from raptr.train import advice
 from raptr.train.advice import Difference, Measured, Place, best, matching, named, plain_settings, scaled
 from raptr.train.config import Config
@@ -21,7 +22,7 @@ from raptr.train.loop import pretrain
 from raptr.train.run import RunFolder
 from tests.commands import call
 
-PLACE = Place("bert", "mlm", "bert", layers=12, width=256, tokens_per_weight=20.0)
+PLACE = Place("bert", "mlm", "bert", layers=12, width=256, heads=4, parts=4, tokens_per_weight=20.0)
 DOUBLING = {"name": "progressive-stacking", "schedule": "3-6-12"}
 GRADUAL = {"name": "stacking", "schedule": "6-8-10-12"}
 
@@ -42,6 +43,10 @@ def row(method: dict[str, Any], to_full: float, *, seeds: int = 3, longer: float
         to_reduced=both[1],
         **{"place": PLACE, **keys},
     )
+
+
+def plain(name: str, **settings: Any) -> dict[str, Any]:
+    return plain_settings(make_method(name, shape=Shape(12, heads=4, parts=4), steps=1000, **settings))
 
 
 def chosen(*rows: Measured, place: Place = PLACE) -> str | None:
@@ -139,29 +144,56 @@ def test_schedules_adapt_to_the_depth() -> None:
     measured = row({**DOUBLING, "lengths": "equal", "average": 9.0}, -0.05)
     sizes = {6: "2-3-6", 8: "2-4-8", 10: "3-5-10", 12: "3-6-12", 24: "6-12-24", 2: "1-1-2", 1: "1-1-1"}
     for layers, schedule in sizes.items():
-        settings = measured.settings(layers, 1000)
+        settings = measured.settings(replace(PLACE, layers=layers), 1000)
         assert settings == {**DOUBLING, "schedule": schedule, "lengths": "equal", "average": 0.75 * layers}
     started = row({"name": "raptr", "schedule": "6-8-10-12", "full_start": 50}, -0.05)
-    assert started.settings(2, 3000) == {"name": "raptr", "schedule": "2-2-2-2", "full_start": 150}
+    assert started.settings(replace(PLACE, layers=2), 3000) == {
+        "name": "raptr",
+        "schedule": "2-2-2-2",
+        "full_start": 150,
+    }
     for layers, schedule in ((3, "2-2-3"), (2, "2-2-2"), (1, "1-1-1")):
         assert scaled({"name": "raptr", "schedule": "3-6-12"}, layers / 12, 1.0) == {
             "name": "raptr",
             "schedule": schedule,
         }
     pairs = row({"name": "raptr", "schedule": "6-12", "groups": 6}, -0.05)
-    assert pairs.settings(12, 1000) == pairs.method
-    assert pairs.settings(24, 1000) is None
+    assert pairs.settings(PLACE, 1000) == pairs.method
+    assert pairs.settings(replace(PLACE, layers=24), 1000) is None
     assert best(replace(PLACE, layers=24), [pairs]) is None
     assert matching(replace(PLACE, layers=24), pairs.method, 10, [pairs]) is None
 
 
+def test_schedules_adapt_to_the_heads_and_mlp_parts() -> None:
+    wider = plain("msg", heads="2-3-4", parts="1-2-4")
+    assert wider == {"name": "msg", "heads": "2-3-4", "parts": "1-2-4"}  # all layers, as without a schedule
+    measured = row(wider, -0.05)
+    assert measured.settings(replace(PLACE, layers=24, heads=12, parts=8), 1000) == {
+        "name": "msg",
+        "heads": "6-9-12",
+        "parts": "2-4-8",
+    }
+    assert measured.settings(replace(PLACE, heads=2, parts=1), 1000) == {
+        "name": "msg",
+        "heads": "1-2-2",
+        "parts": "1-1-1",
+    }
+    assert named(wider) == "msg heads=2-3-4 mlp=1-2-4"
+    deep = plain("msg", schedule="3-6-12", parts="1-2-4", mask_steps=7)
+    assert deep == {"name": "msg", "schedule": "3-6-12", "parts": "1-2-4", "mask_steps": 7}
+    assert named(deep) == "msg depth=3-6-12 mlp=1-2-4 (mask_steps 7)"
+
+
 def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
-    settings = {"schedule": "6-8-10-12", "lengths": "equal", "average": None, "fixed": (1, -1), "scaling": "none"}
-    assert plain_settings("raptr", settings) == {"name": "raptr", "schedule": "6-8-10-12"}
-    assert plain_settings("raptr", {**settings, "scaling": "sqrt"})["scaling"] == "sqrt"
-    timed = {"lengths": "equal", "average": 9.0}
-    assert plain_settings("stacking", timed) == {"name": "stacking", **timed}
-    assert plain_settings("stacking", {"lengths": "proportional"}) == {"name": "stacking", "lengths": "proportional"}
+    assert plain("raptr") == plain("raptr", lengths="equal") == {"name": "raptr", "schedule": "6-8-10-12"}
+    assert plain("raptr", scaling="sqrt", fixed=[1, -1]) == {
+        "name": "raptr",
+        "schedule": "6-8-10-12",
+        "scaling": "sqrt",
+    }
+    assert plain("stacking", average=9.5) == {**GRADUAL, "average": 9.5}
+    assert plain("stacking", lengths="proportional") == {**GRADUAL, "lengths": "proportional"}
+    assert plain("stacking", lengths="equal", average=9.0) == {**GRADUAL, "lengths": "equal", "average": 9.0}
     rows = [row(DOUBLING, -0.05), row({"name": "g-stack", "schedule": "3-12", "growth_at": 0.3333}, 0.02)]
     deeper = replace(PLACE, layers=24)
     assert matching(deeper, {**DOUBLING, "schedule": "6-12-24"}, 10, rows) == rows[0]

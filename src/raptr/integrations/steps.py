@@ -168,16 +168,13 @@ class Steps:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the resolved method, to be compared on resume, and what was counted."""
-        method = {"name": self.method.name, "steps": self.method.steps, "seed": self.method.seed}
-        resolved = json.loads(json.dumps({**method, **self.method.settings()}))
-        return {"method": resolved, "steps_run": self.steps_run, "layers_run": self.layers_run}
+        return {"method": _resolved(self.method), "steps_run": self.steps_run, "layers_run": self.layers_run}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on counting from a checkpoint's `state`; a method with other settings is refused."""
-        now = self.state()["method"]
-        # A checkpoint from before there was a setting has its default.
-        defaults = json.dumps({key: getattr(type(self.method), key, None) for key in now})
-        before = {**json.loads(defaults), **state["method"]}
+        # Made anew, so that a checkpoint from before there was a setting has its default.
+        before = _resolved(make_method(**state["method"], shape=self.method.target))
+        now = _resolved(self.method)
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             differences = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
@@ -220,6 +217,13 @@ class Steps:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _resolved(method: Method) -> dict[str, Any]:
+    """The method and its settings as a checkpoint keeps them."""
+    settings = {"name": method.name, "steps": method.steps, "seed": method.seed, **method.settings()}
+    resolved: dict[str, Any] = json.loads(json.dumps(settings))
+    return resolved
 
 
 def stepwise(

@@ -52,7 +52,7 @@ class RaPTr(Method):
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
     hold: int = 1  # steps for which a draw is kept
     mirrored: bool = False  # every second draw is the opposite of the one before it: see sampling.py
-    width_exponent: float = 0.5  # k of n heads (parts) are scaled by (n / k) to this power
+    width_exponent: float = 0.0  # k of n heads (parts) are scaled by (n / k) to this power; 0 as measured (scale-6x256)
 
     name: ClassVar[str] = "raptr"
 
@@ -101,7 +101,10 @@ class RaPTr(Method):
         return unit_counts("parts", self.parts, self.target.parts, self.stages)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "schedule": self.stages.text}
+        settings = {**super().settings(), "schedule": self.stages.text}
+        if self.heads is None and self.parts is None:
+            del settings["width_exponent"]  # changes nothing, so runs with another one are the same
+        return settings
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         step = self.check_step(step)

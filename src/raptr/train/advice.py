@@ -11,14 +11,16 @@ full training with the same FLOPs, in three seeds before fewer. docs/results/whi
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raptr.methods import METHODS
+from raptr.methods import METHODS, Method
+from raptr.methods.axes import AXES
 from raptr.settings import check_choice, listed, read
 from raptr.subnetworks.schedule import Schedule, parse_sizes
+from raptr.subnetworks.value import WIDTHS, Width
 
 if TYPE_CHECKING:  # it imports this module
     from raptr.train.config import Config
@@ -31,7 +33,7 @@ REACH = 4.0  # methods that were measured within this factor are compared with e
 SAME = 1.005  # relative steps that count as the same
 OF_STEPS = ("full_start", "mask_steps")  # settings that are a part of the run, in steps
 OF_STAGES = ("schedule", "lengths", "average")  # settings that say how large the stages are, and how long
-OF_SHAPE = ("fixed", "groups", "heads", "parts")  # settings that hold for one shape of model only
+OF_DEPTH = ("fixed", "groups")  # settings that hold for one number of layers only
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Place:
     init: str
     layers: int
     width: int
+    heads: int
+    parts: int
     tokens_per_weight: float  # of the layers' weights, in full training
 
     def factor(self, other: "Place") -> float:
@@ -119,23 +123,37 @@ class Measured:
         """How many times the steps of full training it had."""
         return self.steps / self.full_steps
 
-    def settings(self, layers: int, steps: int) -> dict[str, Any] | None:
-        """The method for a model of this depth and a run of this length; None where it cannot be carried over."""
-        return scaled(self.method, layers / self.place.layers, steps / self.steps)
+    def settings(self, place: Place, steps: int) -> dict[str, Any] | None:
+        """The method for the model of a place and a run of this length; None where it cannot be carried over."""
+        units = {axis: getattr(place, axis) for axis in WIDTHS}
+        return scaled(self.method, place.layers / self.place.layers, steps / self.steps, units)
 
 
-def scaled(method: Mapping[str, Any], depth: float, length: float) -> dict[str, Any] | None:
-    """A method for a model `depth` times as deep and a run `length` times as long; None where that has no meaning."""
+def scaled(
+    method: Mapping[str, Any], depth: float, length: float, units: Mapping[Width, int] | None = None
+) -> dict[str, Any] | None:
+    """A method for a model `depth` times as deep and a run `length` times as long; None where that has no meaning.
+
+    `units` are the model's numbers of heads and MLP parts, where they differ from the method's.
+    """
     made = dict(method)
-    if depth != 1 and any(key in made for key in OF_SHAPE):
+    if depth != 1 and any(key in made for key in OF_DEPTH):
         return None
     if "schedule" in made:
-        sizes = [_rounded(size * depth) for size in parse_sizes(made["schedule"])]
-        least = min(sizes[-1], 2 if made["name"] == "raptr" else 1)  # of RaPTr two layers are fixed
-        made["schedule"] = "-".join(str(max(least, size)) for size in sizes)
+        made["schedule"] = _resized(
+            made["schedule"], depth, 2 if made["name"] == "raptr" else 1
+        )  # two layers are fixed
         if "average" in made:
             made["average"] = made["average"] * depth
+    for axis, count in (units or {}).items():
+        if axis in made:
+            made[axis] = _resized(made[axis], count / parse_sizes(made[axis])[-1], 1)
     return made | {key: _rounded(made[key] * length) for key in OF_STEPS if key in made}
+
+
+def _resized(text: str, factor: float, least: int) -> str:
+    sizes = [_rounded(size * factor) for size in parse_sizes(text)]
+    return "-".join(str(max(min(sizes[-1], least), size)) for size in sizes)
 
 
 @cache
@@ -166,9 +184,17 @@ def decided(config: "Config") -> Mapping[str, Any]:
     """The method of a configuration and its settings, chosen where that says `auto`."""
     if config.method["name"] != AUTO:
         return config.method
-    found = best(place_of(config), table())
-    settings = None if found is None else found.settings(config.dimensions.layers, config.train.steps)
+    found = best_for(config)
+    settings = None if found is None else found.settings(place_of(config), config.train.steps)
     return settings or {"name": "full"}
+
+
+def best_for(config: "Config") -> Measured | None:
+    """The measurement whose method is to be taken for a run; None: full training."""
+    measured = table()
+    if config.optimizer.name != "adamw":  # the others cannot train some of the heads or parts, or add to them
+        measured = tuple(row for row in measured if not any(axis in row.method for axis in WIDTHS))
+    return best(place_of(config), measured)
 
 
 def place_of(config: "Config") -> Place:
@@ -176,21 +202,24 @@ def place_of(config: "Config") -> Place:
     dimensions = config.dimensions
     weights = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
     tokens = config.train.steps * config.train.batch * config.data.length
-    size = dimensions.init, dimensions.layers, dimensions.width
+    shape = dimensions.shape
+    size = dimensions.init, dimensions.layers, dimensions.width, shape.heads, shape.parts
     return Place(config.model.family, config.objective.name, *size, tokens / weights)
 
 
 def named(method: Mapping[str, Any]) -> str:
-    """A method with its schedule and its other settings, as a person writes it."""
+    """A method with its schedules and its other settings, as a person writes it."""
     others = [] if method.get("average") is None else [f"stages of {_shares(method)}"]
-    shown = ("name", "schedule", *(("lengths", "average") if others else ()))
+    sizes = {axis: method[setting] for axis, setting in AXES.items() if method.get(setting) is not None}
+    schedules = [text if sizes.keys() == {"depth"} else f"{axis}={text}" for axis, text in sizes.items()]
+    shown = ("name", *AXES.values(), *(("lengths", "average") if others else ()))
     others += [
         key if value is True else f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in method.items()
         if key not in shown
     ]
     listed = f"({', '.join(others)})" if others else ""
-    return " ".join(filter(None, (method["name"], method.get("schedule"), listed)))
+    return " ".join(filter(None, (method["name"], *schedules, listed)))
 
 
 def _shares(method: Mapping[str, Any]) -> str:
@@ -210,7 +239,7 @@ def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
     """
     alike = [row for row in measured if row.place.learns_as(place)]
     alike = alike or [row for row in measured if row.place.family == place.family] or list(measured)
-    reached = [row for row in nearest(place, alike) if row.settings(place.layers, row.steps) is not None]
+    reached = [row for row in nearest(place, alike) if row.settings(place, row.steps) is not None]
     least = min((row.place.distance(place) for row in reached), default=0.0)
     pool = [row for row in reached if row.place.factor(place) <= REACH]
     pool = pool or [row for row in reached if row.place.distance(place) == least]
@@ -232,18 +261,25 @@ def nearest(place: Place, measured: Sequence[Measured]) -> list[Measured]:
 
 def matching(place: Place, method: Mapping[str, Any], steps: int, measured: Sequence[Measured]) -> Measured | None:
     """The nearest measurement of a method with these settings; None where it was not measured near this place."""
-    rows = [row for row in measured if row.place.near(place) and _same(row.settings(place.layers, steps), method)]
+    rows = [row for row in measured if row.place.near(place) and _same(row.settings(place, steps), method)]
     return min(rows, key=lambda row: _order(place, row), default=None)
 
 
-def plain_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain_settings(method: Method) -> dict[str, Any]:
     """A method's name with those of its settings that are not its defaults."""
-    defaults = {key: listed(getattr(METHODS[name], key, None)) for key in settings}
-    given = {key: listed(value) for key, value in settings.items()}
+    given = {key: listed(value) for key, value in method.settings().items()}
     if given.get("lengths") == "equal" and given.get("average") is None:
         given["lengths"] = None  # which is what none means
+    narrower = any(given.get(axis) is not None for axis in WIDTHS)
+    if narrower and len(set(parse_sizes(given["schedule"]))) == 1:
+        given["schedule"] = None  # all layers, which is what none means beside heads or parts
+    defaults = {key: listed(getattr(type(method), key, None)) for key in given}
+    for key in OF_STEPS:
+        default: dict[str, Any] = {key: defaults.get(key)}
+        if key in given and replace(method, **default).settings()[key] == given[key]:
+            given[key] = None  # what the method takes for this many steps by itself
     changed = {key: value for key, value in given.items() if value is not None and value != defaults[key]}
-    return {"name": name, **changed}
+    return {"name": method.name, **changed}
 
 
 def _worth(place: Place, row: Measured) -> tuple[int, float, float]:

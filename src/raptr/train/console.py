@@ -57,12 +57,12 @@ def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
 def advised(config: Config) -> list[str]:
     """What `auto` chose or what was measured to be better, an early decay, and that there will be no export."""
     place, steps = advice.place_of(config), config.train.steps
-    found, method = advice.best(place, advice.table()), config.make_method()
+    found, method = advice.best_for(config), config.make_method()
     lines = []
     if config.method["name"] == AUTO:
         lines = _choice(config, place, found)
     elif found is not None and found.place.near(place) and config.model.start is None:
-        lines = _note(place, advice.plain_settings(method.name, method.settings()), steps, found)
+        lines = _note(place, advice.plain_settings(method), steps, found)
     unexportable = config.dimensions.unexportable()
     return [*lines, *_early_decay(config, method), *([f"Note: {unexportable}"] if unexportable else [])]
 
@@ -74,7 +74,7 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
         reason = f"At {nearest} no method that was measured ended below full training with the same FLOPs."
         return [f"auto chose full. {reason}", *_far(place, nearest)]
     steps, planned = config.train.steps, plan_run(config)
-    settings = found.settings(place.layers, steps)
+    settings = found.settings(place, steps)
     assert settings is not None
     measured = "it" if settings == found.method else named(found.method)
     cost = f"It costs {planned.relative_model:.2f} of the FLOPs of full training of the same {steps:,} steps."

@@ -112,7 +112,7 @@ def card(
     name: str, config: Config, dimensions: ModelConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
 ) -> str:
     """The model card: what the model is, how it was trained, what it reached, how to load it."""
-    method, *settings = plain_settings(config.method["name"], config.mapping()["method"]).items()
+    method, *settings = plain_settings(config.make_method()).items()
     chosen = ", ".join(f"{key} {value}" for key, value in settings)
     progress = found.progress()
     loss = progress.eval_loss
