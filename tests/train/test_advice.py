@@ -140,6 +140,14 @@ def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:
     assert chosen(rows[0], place=causal) == "progressive-stacking"  # better than nothing
 
 
+def test_a_few_steps_do_not_decide_between_places_as_near() -> None:
+    shallow, deep = replace(PLACE, layers=6, tokens_per_weight=40.0), replace(PLACE, layers=12)
+    rows = [row(DOUBLING, -0.05, place=deep), row({**DOUBLING, "schedule": "2-3-6"}, -0.01, place=shallow, seeds=5)]
+    for length in (19.99, 20.0, 20.01):
+        between = replace(PLACE, layers=6, tokens_per_weight=length)
+        assert best(between, rows) == rows[1]  # of more seeds
+
+
 def test_schedules_adapt_to_the_depth() -> None:
     measured = row({**DOUBLING, "lengths": "equal", "average": 9.0}, -0.05)
     sizes = {6: "2-3-6", 8: "2-4-8", 10: "3-5-10", 12: "3-6-12", 24: "6-12-24", 2: "1-1-2", 1: "1-1-1"}

@@ -291,12 +291,17 @@ def _worth(place: Place, row: Measured) -> tuple[int, float, float]:
         rank = 2
     else:
         rank = 3 if sure else 4
-    return rank, round(row.place.distance(place), 3), row.to_full.mean
+    return rank, _apart(place, row), row.to_full.mean
 
 
 def _order(place: Place, row: Measured) -> tuple[float, bool, bool, int]:
     other_init = row.place.init != place.init
-    return round(row.place.distance(place), 6), other_init, row.older, -row.to_full.seeds
+    return _apart(place, row), other_init, row.older, -row.to_full.seeds
+
+
+def _apart(place: Place, row: Measured) -> float:
+    """The distance as far as it counts: a step more or less in a run does not decide between two places."""
+    return round(row.place.distance(place), 2)
 
 
 def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
