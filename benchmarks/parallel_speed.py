@@ -104,7 +104,7 @@ def timed(name: str, given: argparse.Namespace, folder: Path, processes: Process
             start = _now(trainer.device)
             for step in range(given.steps):
                 subnetwork = trainer.method.drawn(size, step % 4, trainer.config.train.steps - 1)
-                trainer.update(trainer.gradients(subnetwork))
+                trainer.update(trainer.gradients(subnetwork), subnetwork)
             if number:  # the first round compiles, captures and allocates
                 rounds[size].append((_now(trainer.device) - start) * 1000 / given.steps)
     memory = torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None

@@ -182,15 +182,15 @@ class Bench:
 
     def update(self, name: str, trainer: Trainer) -> None:
         """Add what follows the gradients in a step of the trainer; those of layers that do not run are None."""
-        model, ran = trainer.model, trainer.method.subnetwork(0).kept
-        idle = {id(p) for layer, b in enumerate(model.blocks) if layer not in ran for p in b.parameters()}
+        model, subnetwork = trainer.model, trainer.method.subnetwork(0)
+        idle = {id(p) for layer, b in enumerate(model.blocks) if layer not in subnetwork.kept for p in b.parameters()}
         zeros = [(p, torch.zeros_like(p)) for p in trainer.parameters if id(p) not in idle]
         loss = torch.zeros((), device=DEVICE)
 
         def step() -> None:
             for parameter, zero in zeros:
                 parameter.grad = zero
-            trainer.update(loss)
+            trainer.update(loss, subnetwork)
 
         self.ways[name], self.flops[name] = step, 0.0
 

@@ -5,6 +5,7 @@ Many also share a small corpus.
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -37,3 +38,11 @@ def stores(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """The same documents for each family of models, prepared for what it learns."""
     causal = prepare(tmp_path_factory.mktemp("causal") / "store", _small_corpus, 600, specials=SPECIALS["causal"])
     return {"bert": store, "decoder": causal}
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Computes in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.results.pages import (
+    axes,
     boolean,
     comparison,
     corpus,
@@ -40,6 +41,7 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 MEASURED = ROOT / "src" / "raptr" / "train" / "measured.json"
 PAGES: tuple[Page, ...] = (
+    axes.PAGE,
     boolean.PAGE,
     *comparison.PAGES,
     corpus.PAGE,

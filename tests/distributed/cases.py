@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": {"idle": "zero"},
         "train": {"steps": 15},
     },
+    "bert, heads and parts, skipped": {
+        "method": {**RAPTR, "heads": "2-3-4", "parts": "1-2-4"},
+        "optimizer": {"idle": "skip"},
+        "train": {"steps": 15},
+    },
 }
 
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from raptr.cli import main as raptr
+from raptr.subnetworks import Subnetwork
 from raptr.train.loop import Trainer
 
 
@@ -33,10 +34,10 @@ def arm(kill: dict[str, Any], mark: Path) -> None:
         return
     update, save = Trainer.update, Trainer.save
 
-    def updating(trainer: Trainer, loss: torch.Tensor) -> torch.Tensor:
+    def updating(trainer: Trainer, loss: torch.Tensor, subnetwork: Subnetwork) -> torch.Tensor:
         if trainer.step == kill["step"]:
             die(mark)
-        return update(trainer, loss)
+        return update(trainer, loss, subnetwork)
 
     def saving(trainer: Trainer) -> None:
         if trainer.step == kill["step"]:

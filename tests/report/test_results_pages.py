@@ -7,13 +7,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from docs.results import redraw
+from docs.results.pages import axes as axes_page
 from docs.results.pages import evidence, which
 from docs.results.pages.contract import Page, fixed, ranged, rate, short, table, with_deviation, with_interval
 from evidence.measured import full_training, measurements
+from raptr.comparison.record import read_rows
+from raptr.comparison.table import finals
 from raptr.train.advice import Place
 
 
@@ -279,3 +283,142 @@ def test_where_nothing_pays_full_training_is_advised(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(which, "measurements", lambda _: rows)
     assert "| `full` |" in which.take({})
     assert which.answer({}) == ""
+
+
+def six_layers() -> dict[str, Any]:
+    """The records of the axes with 6 layers alone, two entries as they were while learning rates were searched."""
+    found = redraw.records(axes_page.PAGE)
+    records = {name: record if name.endswith("-6x256") else None for name, record in found.items()}
+    for name, label in (("mlp-6x256", "raptr, mlp"), ("axes-75-6x256", "depth and heads")):
+        runs = found[name]["runs"]
+        begun = [run for run in runs if run["label"] != label or (run["seed"] == 0 and run["peak"] in (0.002, 0.004))]
+        records[name] = {**found[name], "runs": begun}
+    return records
+
+
+def axes_tables(records: dict[str, Any]) -> dict[str, str]:
+    return {name: made(records) for name, made in axes_page.PAGE.tables.items()}
+
+
+def searched(record: dict[str, Any], label: str, above: float) -> dict[str, Any]:
+    """The record with three learning rates and three seeds of an entry, its losses `above` full training's."""
+    full = {run["seed"]: run["loss"] for run in record["runs"] if (run["label"], run["peak"]) == ("full", 0.002)}
+    (run, *_) = [run for run in record["runs"] if run["label"] == label]
+    others = [other for other in record["runs"] if other["label"] != label]
+    runs = [{**run, "peak": 0.002, "seed": seed, "loss": full[seed] + above} for seed in range(3)]
+    runs += [{**run, "peak": peak, "seed": 0, "loss": full[0] + above + 0.1} for peak in (0.001, 0.004)]
+    return {**record, "runs": [*others, *runs]}
+
+
+def test_the_tables_of_the_axes_have_every_entry_of_their_records() -> None:
+    records = six_layers()
+    tables = axes_tables(records)
+    some, less = tables["joint"].split("0.688 of the FLOPs")
+    for name, shown in (("axes-75-6x256", some), ("axes-67-6x256", less)):
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()]
+        for row in finals(read_rows(records[name])):
+            assert row.loss is not None
+            (line,) = [line for line in lines if line and line[0].strip("`") == row.label]
+            assert line[3].rstrip("\\*") == with_interval(row.loss.mean, row.loss.interval, 4)
+            assert not row.edge or line[3].endswith("*")
+            assert line[4] == ("one, preliminary" if row.loss.n == 1 else f"{row.loss.n}")
+            if row.to_reduced is not None:
+                assert line[6] == with_interval(row.to_reduced.mean, row.to_reduced.interval, sign=True)
+    heads = {row.label: row.loss for row in finals(read_rows(records["heads-6x256"]))}
+    for label, method, loss in (("msg, heads", "MSG", "2.07"), ("raptr, heads", "RaPTr", "1.84")):
+        start = f"| heads | heads 2-3-4 | {method} |"
+        (shown,) = [line for line in tables["paper"].splitlines() if line.startswith(start)]
+        mean = heads[label]
+        assert mean is not None
+        assert with_interval(mean.mean, mean.interval, 4) in shown
+        assert shown.endswith(f"| {loss} |")
+    exponents = tables["scale"].splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in exponents] == ["0", "0.5", "1"]
+    assert ["**yes**" in line for line in exponents] == [True, False, False]
+    assert tables["commands"].count("raptr compare evidence/") == len(axes_page.PAGE.records)
+
+
+def test_axes_that_were_not_run_are_said_to_be_missing() -> None:
+    none = dict.fromkeys(axes_page.PAGE.records)
+    for name, shown in axes_tables(none).items():
+        assert name == "commands" or "Not run yet" in shown
+    assert axes_page.picture(none) is None
+
+    tables = axes_tables(six_layers() | {"axes-67-6x256": None, "heads-6x256": None})
+    assert tables["joint"].count("| not run yet | 0 |") == 7  # full training, reduced, and five more at 0.67
+    assert "| heads | heads 2-3-4 | MSG | – | – | not run yet | 0 | – | – | 2.07 |" in tables["paper"]
+    assert "Here the two were not both run yet." in tables["order"]
+    assert "on heads" not in tables["answer"]
+    *_, never = tables["missing"].splitlines()
+    assert never.startswith("- Not run yet: [heads-6x256]")
+    assert "axes-67-6x256" in never
+    assert "axes-75-6x256" not in never
+
+
+def test_axes_with_one_seed_are_called_preliminary_and_drawn_hollow() -> None:
+    records = six_layers()
+    first = {
+        name: record and {**record, "runs": [run for run in record["runs"] if run["seed"] == 0]}
+        for name, record in records.items()
+    }
+    tables = axes_tables(first)
+    assert all("| one, preliminary |" in line for line in tables["paper"].splitlines()[2:])
+    assert "±" in axes_tables(records)["answer"]
+    assert "±" not in tables["answer"]
+    assert "above MSG (one seed, preliminary): the paper's order does not appear so far." in tables["order"]
+    assert "fewer seeds than planned: full, full (reduced), raptr, heads, msg, heads" in tables["missing"]
+
+    for some in (records, first):
+        drawn = fills(some)
+        assert drawn["depth and heads"] == drawn["raptr, mlp"] == "none"
+        assert drawn["msg, heads"] == drawn["heads and mlp"] == ("none" if some is first else "full")
+
+
+def fills(records: dict[str, Any]) -> dict[str, str]:
+    """How the point of each entry is filled."""
+    figure = axes_page.picture(records)
+    assert figure is not None
+    points = [line for panel in figure.axes for line in panel.lines if line.get_marker() in ("o", "s")]
+    return {str(line.get_gid()): str(line.get_fillstyle()) for line in points}
+
+
+def test_the_picture_of_the_axes_has_a_panel_for_each_budget_and_marks_what_is_searched() -> None:
+    records = six_layers()
+    figure = axes_page.picture(records)
+    assert figure is not None
+    figure.draw_without_rendering()
+    assert [panel.get_title(loc="left").split(", ")[1][:4] for panel in figure.axes] == ["0.92", "0.77", "0.69"]
+    names = [tick.get_text() for tick in figure.axes[1].get_yticklabels()]
+    assert {"depth and heads *", "raptr, mlp *", "msg, mlp", "depth", "heads and mlp"} <= set(names)
+    for panel in figure.axes:
+        (line,) = [line for line in panel.lines if line.get_gid() == "full"]  # full training of all FLOPs
+        assert np.asarray(line.get_xdata())[0] < 0
+        boxes = [tick.get_window_extent() for tick in panel.get_yticklabels()]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+    both = {name: records[name.replace("12x256", "6x256")] for name in records}  # as if 12 layers were run, too
+    drawn = axes_page.picture(both)
+    assert drawn is not None
+    assert len(drawn.axes) == 6
+    assert axes_tables(both)["joint"].count("**6 layers of width 256**") == 2
+    assert "Not run yet" not in axes_tables(both)["missing"]
+
+
+@pytest.mark.parametrize(
+    ("above", "verdict", "side"),
+    [
+        (0.15, "the paper's order does not appear.", "below RaPTr on heads and the MLP's width"),
+        (-0.15, "the paper's order appears.", "below RaPTr on heads, above RaPTr on the MLP's width"),
+        (0.012, "neither is ahead.", ""),
+    ],
+)
+def test_what_is_said_of_the_axes_follows_the_record(above: float, verdict: str, side: str) -> None:
+    records = six_layers()
+    tables = axes_tables(records | {"mlp-6x256": searched(records["mlp-6x256"], "raptr, mlp", above)})
+    (line,) = [line for line in tables["order"].splitlines() if line.startswith("- **The MLP's width**")]
+    assert line.endswith(f"MSG (3 seeds): {verdict}")
+    assert "raptr, mlp" in axes_tables(records)["missing"]
+    assert "raptr, mlp" not in tables["missing"]
+    assert "**So far RaPTr loses least on the MLP's width and most on heads.**" in axes_tables(records)["answer"]
+    assert "**RaPTr loses least on the MLP's width and most on heads.**" in tables["answer"]
+    assert f"**MSG, which grows the same axis, ended {side}" in tables["answer"]

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,13 +52,6 @@ CASES: list[tuple[dict[str, Any], dict[str, dict[str, Any]]]] = [
         {"optimizer": {"name": "muon"}, "train": {"accumulate": 2}},
     ),
 ]
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def config(store: TokenStore, method: dict[str, Any], sections: dict[str, dict[str, Any]] | None = None) -> Config:
@@ -455,7 +448,7 @@ def test_every_row_counts_its_own_steps(
         subnetwork, rate = trainer.method.subnetwork(trainer.step), settings.learning_rate(trainer.step, STEPS)
         trainer.gradients(subnetwork)
         gradients = {name: p.grad for name, p in trainer.model.named_parameters()}
-        trainer.update(torch.zeros(()))
+        trainer.update(torch.zeros(()), subnetwork)
         trainer.step += 1
         for name, parameter in trainer.model.named_parameters():
             if (g := gradients[name]) is not None:  # a new layer does not run in the first step

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
 from raptr.methods import METHODS
+from raptr.models.layout import split
+from raptr.models.model import cut_of
 from raptr.models.registry import FAMILIES
 from raptr.train import checkpoint, loop
 from raptr.train.config import Config
@@ -73,6 +75,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = [
         {"optimizer": {"idle": "zero"}, "train": {"execution": "gather", "accumulate": 2}},
     ),
     ("raptr", {"parts": "1-2-4", "width_exponent": 1}, {"optimizer": {"idle": "zero"}}),
+    ("raptr", {"schedule": "3-4-6", "heads": "1-2-4", "parts": "1-2-4"}, {"optimizer": {"idle": "skip"}}),
     ("raptr", {"scaling": "sqrt"}, {"train": {"execution": "gather"}}),
     ("stacking", {}, {"model": {"init": "fan-in"}}),
     ("raptr", {}, {"optimizer": {"name": "muon"}}),
@@ -298,6 +301,49 @@ def test_skip_leaves_idle_layers_alone(name: str, family: str, stores: dict[str,
     moved, idle_names = _one_step(stores[family], tmp_path, "skip", family, name=name)
     assert moved == set()
     assert any(not name.startswith("model.") for name in idle_names)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("execution", ["skip", "gather"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_skip_leaves_idle_heads_and_mlp_parts_alone(
+    family: str, execution: str, stores: dict[str, TokenStore], tmp_path: Path
+) -> None:
+    """The trainer's steps are those of Adam in which each element that ran has moments and a step count of its own."""
+    method = {"name": "raptr", "schedule": "4-5-6", "heads": "1-2-4", "parts": "1-3-4"}
+    sections: dict[str, Any] = {"optimizer": {"idle": "skip", "clip": 0}, "train": {"execution": execution}}
+    trainer = Trainer(config(method, **sections, model=MODELS[family]), RunFolder(tmp_path), stores[family], CPU)
+    settings, shape, state = trainer.config.optimizer, trainer.model.config.shape, {}
+    decayed = {id(parameter) for parameter in trainer.optimizer.param_groups[0]["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        state[name] = [parameter.detach().clone(), *(torch.zeros_like(parameter) for _ in range(3))]
+    partly = 0
+    for step in range(STEPS):
+        subnetwork, rate = trainer.method.subnetwork(step), settings.learning_rate(step, STEPS)
+        trainer.gradients(subnetwork)
+        gradients = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}
+        trainer.update(torch.zeros(()), subnetwork)
+        trainer.step += 1
+        for name, parameter in trainer.model.named_parameters():
+            if (g := gradients[name]) is None:
+                continue
+            p, m, v, t = state[name]
+            ran, cut = torch.ones_like(parameter, dtype=torch.bool), cut_of(trainer.model, name)
+            kept = None if cut is None else subnetwork.heads if cut.axis == "heads" else subnetwork.parts
+            if cut is not None and kept is not None:
+                ran, units = torch.zeros_like(ran), getattr(shape, cut.axis)
+                for unit in kept[int(name.split(".")[1])]:
+                    for part in split(ran, cut):  # views of it
+                        part.tensor_split(units, cut.dim)[unit].fill_(True)
+                partly += 1
+            t += ran
+            m[ran] = (settings.beta1 * m + (1 - settings.beta1) * g)[ran]
+            v[ran] = (settings.beta2 * v + (1 - settings.beta2) * g * g)[ran]
+            m_hat, v_hat = m / (1 - settings.beta1**t), v / (1 - settings.beta2**t)
+            p[ran] *= 1 - rate * settings.weight_decay * (id(parameter) in decayed)
+            p[ran] -= (rate * m_hat / (v_hat.sqrt() + settings.epsilon))[ran]
+            torch.testing.assert_close(parameter.detach(), p, rtol=1e-10, atol=1e-13, msg=f"{name} in step {step}")
+    assert partly > 100
 
 
 @pytest.mark.parametrize("family", FAMILIES)

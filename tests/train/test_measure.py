@@ -45,9 +45,9 @@ class Clock:
             self.batches.add(trainer.config.train.batch)
             return gradients(trainer, subnetwork)
 
-        def timed_update(trainer: Trainer, loss: Tensor) -> Tensor:
+        def timed_update(trainer: Trainer, loss: Tensor, subnetwork: Subnetwork) -> Tensor:
             self.now += UPDATE
-            return update(trainer, loss)
+            return update(trainer, loss, subnetwork)
 
         monkeypatch.setattr(Trainer, "gradients", timed_gradients)
         monkeypatch.setattr(Trainer, "update", timed_update)

@@ -74,7 +74,7 @@ def test_a_model_without_a_smaller_schedule_is_told_what_to_do() -> None:
         show_targets(Config.read(given), 0.67, timed=False, as_json=False)
 
 
-@pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"idle": "skip"}])
+@pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"name": "adafactor", "idle": "skip"}])
 def test_settings_that_allow_depth_alone_get_schedules_of_depth(optimizer: dict[str, Any]) -> None:
     chosen = Config.read({**config().mapping(), "method": {"name": "raptr"}, "optimizer": optimizer})
     met, missed = meeting(chosen, 0.67)

@@ -210,10 +210,11 @@ class Config:
                     f"optimizer.name is muon with method.{axis} of {method.name}, which runs some of the {axis}: idle "
                     "ones have a gradient of zero, and muon would move them all the same. Use adamw or adafactor."
                 )
-            if self.optimizer.idle == "skip":
+            if self.optimizer.idle == "skip" and self.optimizer.name == "adafactor":
                 raise ValueError(
-                    f"optimizer.idle is 'skip' with method.{axis}; idle heads and parts are slices of a tensor "
-                    "that has a gradient, so only zero is allowed, which is also the default."
+                    f"optimizer.idle is 'skip' with method.{axis} and optimizer.name adafactor, whose means over whole "
+                    "rows and columns cannot leave out idle heads and parts. Use zero, which is also the default, or "
+                    "adamw."
                 )
         for axis in widened(method):
             if self.optimizer.name == "adafactor":

@@ -4,17 +4,25 @@ It changes the result, so it is a named policy. `zero` is the paper's: every par
 step, zeros when idle, so momentum and weight decay go on. `skip` leaves weight, moments and step count alone.
 It needs gradients that are dropped after each step: `optimizer.zero_grad(set_to_none=False)` keeps them as zeros,
 so that an idle parameter looks like any other, and is refused.
+
+Idle heads and MLP parts are rows of tensors that have a gradient, which is zero there. So `zero` is what any optimizer
+does with them, and `skip` needs one that can leave rows alone: our AdamW, which `running_rows` tells which ran.
 """
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from raptr.data.batch import uploaded
 from raptr.distributed.sharding import rows
 from raptr.methods import Method
 from raptr.methods.axes import narrowed
+from raptr.subnetworks import Subnetwork
+
+if TYPE_CHECKING:
+    from raptr.models.model import Model
 
 Policy = Literal["zero", "skip"]
 
@@ -41,11 +49,31 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
 
 
 def needed(method: Method) -> Policy:
-    """The policy of a method unless one is given: `zero` where only some heads or MLP parts run, else `skip`.
-
-    Heads and parts are slices of tensors that have a gradient, so their optimizer steps cannot be skipped.
-    """
+    """The policy of a method unless one is given: `zero` where only some heads or MLP parts run, else `skip`."""
     return "zero" if narrowed(method) else "skip"
+
+
+def running_rows(model: "Model", subnetwork: Subnetwork) -> dict[Tensor, Tensor]:
+    """The parameters of which only some rows run, or columns: 1 for these and 0 for the others.
+
+    The numbers have the parameter's dimensions, all 1 but that of the rows, as AdamW's counts of steps have.
+    """
+    found: dict[Tensor, Tensor] = {}
+    shape = model.config.shape
+    for axis, units, kept in (("heads", shape.heads, subnetwork.heads), ("parts", shape.parts, subnetwork.parts)):
+        if kept is None:
+            continue
+        ran = torch.tensor([[float(unit in kept[layer]) for unit in range(units)] for layer in subnetwork.kept])
+        (ran_KU,) = uploaded([ran], next(model.parameters()).device)
+        assert ran_KU is not None
+        for name, cut in model.layout.items():
+            if cut.axis == axis:
+                parameters = [model.blocks[layer].get_parameter(name) for layer in subnetwork.kept]
+                count = parameters[0].shape[cut.dim]
+                ran_KR = ran_KU.repeat_interleave(count // (cut.maps * units), dim=1).repeat(1, cut.maps)
+                wide = [count if dim == cut.dim else 1 for dim in range(parameters[0].dim())]
+                found |= {parameter: ran.view(wide) for parameter, ran in zip(parameters, ran_KR, strict=True)}
+    return found
 
 
 def _check_dropped(gradients: list[Tensor]) -> None:

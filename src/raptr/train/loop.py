@@ -41,6 +41,7 @@ from raptr.methods import Method
 from raptr.objectives.contract import Objective
 from raptr.subnetworks import Shape, Subnetwork
 from raptr.train import checkpoint
+from raptr.train.adamw import AdamW
 from raptr.train.checkpoint import Checkpoint, Progress
 from raptr.train.config import Config
 from raptr.train.console import say_start
@@ -48,7 +49,7 @@ from raptr.train.evaluate import evaluate, evaluate_size
 from raptr.train.execution import build_model, fill_whole, make_execution
 from raptr.train.finishing import export_run, write_run_report
 from raptr.train.flops import Flops, flops, planned_flops
-from raptr.train.idle import idle
+from raptr.train.idle import idle, running_rows
 from raptr.train.opening import open_data
 from raptr.train.optimizer import clip, load_state, make_optimizer, state_tensors
 from raptr.train.progress import TrainingBar, ran
@@ -288,7 +289,7 @@ class Trainer:
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
         """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
         loss = self.gradients(subnetwork)
-        norm = self.update(loss)
+        norm = self.update(loss, subnetwork)
         self.spent += self.cost(subnetwork)
         self.step += 1
         return loss, norm
@@ -310,7 +311,7 @@ class Trainer:
         settings, shares = self.config.train, self.config.train.accumulate * self.processes.size
         return self.objective.training(self.data.windows(step, share, shares), settings.seed)
 
-    def update(self, loss: Tensor) -> Tensor:
+    def update(self, loss: Tensor, subnetwork: Subnetwork) -> Tensor:
         """Clip the gradients and let the optimizer use them; returns their norm."""
         rate = self.config.optimizer.learning_rate(self.step, self.config.train.steps)
         for group in self.optimizer.param_groups:
@@ -318,6 +319,8 @@ class Trainer:
         norm = clip(self.parameters, self.config.optimizer.clip)
         self.finite.watch(self.step, loss, norm)
         idle(self.optimizer, self.policy, check=False)
+        if self.policy == "skip" and isinstance(self.optimizer, AdamW):
+            self.optimizer.ran = running_rows(self.model, subnetwork)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

@@ -135,7 +135,7 @@ def _train(trainer: Trainer, step: int) -> _Step:
     subnetwork = trainer.method.subnetwork(step)
     loss = trainer.gradients(subnetwork)
     start = time.perf_counter()
-    trainer.update(loss)
+    trainer.update(loss, subnetwork)
     return _Step(trainer.cost(subnetwork).total, time.perf_counter() - start)
 
 

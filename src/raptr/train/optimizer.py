@@ -118,7 +118,7 @@ class OptimizerSettings:
 def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: bool = False) -> Optimizer:
     """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only.
 
-    `compiled` is for Adafactor; AdamW has a fused kernel on a GPU anyway.
+    `compiled` is for what has no fused kernel on a GPU: Adafactor, and AdamW's rows with step counts of their own.
     """
     if settings.name == "adafactor":
         maps = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
@@ -130,6 +130,7 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: b
         betas=(settings.beta1, settings.beta2),
         eps=settings.epsilon,
         fused=next(model.parameters()).is_cuda,
+        compiled=compiled,
     )
     if settings.name == "adamw":
         return adamw

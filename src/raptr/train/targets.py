@@ -54,8 +54,9 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
     if not 0 < target < 1:
         raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
     shape = config.dimensions.shape
-    depth_only = config.optimizer.name == "muon" or config.optimizer.idle == "skip"  # refused with other axes
-    allowed = ["depth"] if depth_only else list(AXES)
+    optimizer = config.optimizer
+    refused = {"muon": True, "adafactor": optimizer.idle == "skip"}.get(optimizer.name, False)  # heads and MLP parts
+    allowed = ["depth"] if refused else list(AXES)
     met, missed = [], []
     for count in range(1, len(allowed) + 1):
         for axes in combinations(allowed, count):
@@ -68,8 +69,7 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
                 missed.append(min(costs, key=lambda found: found.model_flops))
     if not met and not missed:
         limits = [f"method.{key}" for key in ("fixed", "groups") if config.method.get(key) is not None]
-        if depth_only:
-            limits.append("optimizer.name muon" if config.optimizer.name == "muon" else "optimizer.idle skip")
+        limits += [f"optimizer.name {optimizer.name}"] if refused else []
         others = f", or leave out {' and '.join(limits)}, with which fewer schedules are allowed" if limits else ""
         raise ValueError(
             f"--target-flops is {target:g}, but this model has no smaller schedule. Use more layers{others}."
