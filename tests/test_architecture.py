@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,17 @@ def test_every_method_has_a_card_with_the_same_headings(name: str) -> None:
         "## Where we deviate",
         "## Source",
     ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_card_lists_every_setting_with_its_default(name: str) -> None:
+    card = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    section = card.split("\n## Settings\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    listed = {setting: row[1] for row in rows for setting in re.findall(r"`(\w+)`", row[0])}
+    settings = {field.name: field.default for field in fields(METHODS[name])}
+    assert listed.keys() == settings.keys()
+    for key, value in settings.items():
+        if value is not None and key not in ("target", "steps", "seed"):  # those of every method are in one row
+            shown = f"`{list(value)}`" if isinstance(value, tuple) else str(value).lower().removesuffix(".0")
+            assert listed[key] == shown, key

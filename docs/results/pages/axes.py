@@ -60,9 +60,9 @@ class Entry:
 
     @property
     def skips(self) -> bool:
-        """Whether it leaves idle layers alone, which RaPTr can on depth only."""
-        whole = not {"heads", "parts"} & self.method.keys()
-        return whole and self.method["name"] == "raptr" and "idle" not in self.method.get("optimizer", {})
+        """Whether it leaves alone what is idle: RaPTr's default on depth only."""
+        default = "zero" if {"heads", "parts"} & self.method.keys() else "skip"
+        return self.method["name"] == "raptr" and self.method.get("optimizer", {}).get("idle", default) == "skip"
 
 
 def _entries(name: str, records: Records) -> dict[str, Entry]:
@@ -188,15 +188,17 @@ def _several(kind: str, size: str, records: Records) -> str:
 
 def paper(size: str, records: Records) -> str:
     """The paper's two comparisons, with its losses."""
-    model, lines = _model(size, records), []
+    model, shown = _model(size, records), list[tuple[str, Entry, float]]()
     for axis, name in AXES.items():
-        for entry in _pair(axis, size, records):
-            method = entry.method["name"]
-            lines.append(
-                [name, _sizes(entry, model), METHODS[method], _flops(entry), *_cells(entry), f"{PAPER[axis, method]}"]
-            )
-    depth = _entries(f"mlp-{size}", records)[DEPTH]
-    lines.append([DEPTH, _sizes(depth, model), METHODS["raptr"], _flops(depth), *_cells(depth), f"{PAPER_DEPTH}"])
+        others = [entry for entry in _entries(f"{axis}-{size}", records).values() if entry.skips]
+        shown += [(name, entry, PAPER[axis, entry.method["name"]]) for entry in (*_pair(axis, size, records), *others)]
+    shown.append((DEPTH, _entries(f"mlp-{size}", records)[DEPTH], PAPER_DEPTH))
+    lines = []
+    for name, entry, loss in shown:
+        method, theirs = METHODS[entry.method["name"]], f"{loss}"
+        if entry.skips:
+            method, theirs = f"{method}, idle ones left alone", "–"
+        lines.append([name, _sizes(entry, model), method, _flops(entry), *_cells(entry), theirs])
     return table(["axis", "sizes", "method", "FLOPs", *CELLS, "the paper's loss"], lines)
 
 

@@ -113,7 +113,7 @@ Move = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 
 def move(p: Tensor, g: Tensor, m: Tensor, v: Tensor, factors: Tensor, epsilon: float) -> None:
     """One step of a parameter p with gradient g and averages m and v; factors of 1, 0, 0 and 0 leave all as it is."""
-    decay, new_m, new_v, rate, root = factors
+    decay, new_m, new_v, rate, root = factors.unbind(-1)
     m.lerp_(g, new_m)
     v.lerp_(g.square(), new_v)
     p.mul_(decay).sub_(rate * m / (v.sqrt() / root + epsilon))
@@ -130,15 +130,18 @@ def compiled_move(backend: Any = "inductor") -> Move:
 def _factors(
     counts: Sequence[Tensor], running: Sequence[Tensor], group: dict[str, Any], dtype: torch.dtype
 ) -> list[Tensor]:
-    """What `move` multiplies by, for each parameter in the shape of its counts; made for all rows at once."""
+    """What `move` multiplies by, for each parameter in the shape of its counts; made for all rows at once.
+
+    The factors of a row lie side by side, so that strides, which compiled code depends on, do not depend on the others.
+    """
     rate, (beta1, beta2) = group["lr"], group["betas"]
     # In double precision, since 1 - β^t loses digits in float32 where t is small.
     t, ran = (torch.cat([one.flatten() for one in some]).double() for some in (counts, running))
     t = t.clamp(min=1)  # of rows that have not run yet
     factors = [1 - rate * group["weight_decay"] * ran, (1 - beta1) * ran, (1 - beta2) * ran]
     factors += [rate * ran / (1 - beta1**t), (1 - beta2**t).sqrt()]
-    parts = torch.split(torch.stack(factors).to(dtype), [count.numel() for count in counts], dim=1)
-    return [part.reshape(-1, *count.shape) for part, count in zip(parts, counts, strict=True)]
+    parts = torch.split(torch.stack(factors, dim=-1).to(dtype), [count.numel() for count in counts])
+    return [part.view(*count.shape, -1) for part, count in zip(parts, counts, strict=True)]
 
 
 def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
