@@ -21,7 +21,8 @@ on all positions; `masked positions` gathers the masked ones first, as ours does
 there only `all positions` is timed). Each way's share of the products' rate counts its own FLOPs.
 `--axes` times k of the heads, of the MLP parts, and of all axes at once, each beside a static model of that shape. The
 optimizer updates the weights of what did not run too (with zero gradients), which the static model does not have: the
-time of an update alone is measured for both, and the ratio is given with and without the difference.
+time of an update alone is measured for both, and the ratio is given with and without the difference. With `--idle skip`
+it leaves them alone.
 `--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
 that much and `--shared` run on the CPU, as a trial.
 
@@ -425,9 +426,9 @@ def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
     return {**result, **stored, "rate": matrix_rate()}
 
 
-def measure_axes(bench: Bench, *, blocks: int, steps: int) -> dict[str, Any]:
+def measure_axes(bench: Bench, *, blocks: int, steps: int, idle: str) -> dict[str, Any]:
     """Parts of every axis, and of all at once, beside static models of these shapes."""
-    whole, narrow = bench.case.config.shape, bench.trainer("raptr", "gather", optimizer={"idle": "zero"})
+    whole, narrow = bench.case.config.shape, bench.trainer("raptr", "gather", optimizer={"idle": idle})
     bench.way("full", bench.trainer("full", "gather"), 0)
     rows = narrow_shapes(whole)
     for name, shape in rows.items():
@@ -442,7 +443,7 @@ def measure_axes(bench: Bench, *, blocks: int, steps: int) -> dict[str, Any]:
         static = bench.trainer("full", "gather", shape=shape)
         bench.way(f"static, {name}", static, 0)
         bench.update(f"update, static, {name}", static)
-    return {**interleaved(bench, blocks, steps), "axes": list(rows)}
+    return {**interleaved(bench, blocks, steps), "axes": list(rows), "idle": idle}
 
 
 def narrow_shapes(whole: Shape) -> dict[str, Shape]:
@@ -603,6 +604,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--peers-only", action="store_true", help="only the full model and the peers")
     parser.add_argument("--axes", action="store_true", help="only heads, MLP parts and all axes, beside static models")
+    parser.add_argument("--idle", default="zero", choices=("zero", "skip"), help="with --axes: optimizer.idle (zero)")
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this peer; repeatable")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--shared", action="store_true", help="all models with the weights and the memory of one")
@@ -628,7 +630,7 @@ def _measure(given: argparse.Namespace) -> None:
         case, timing = Case.parse(text), {"blocks": given.blocks, "steps": given.steps}
         bench, some = Bench(case, given.data, given.objective), peers if number == 0 and not given.no_peers else ()
         if given.axes:
-            result = measure_axes(bench, **timing)
+            result = measure_axes(bench, **timing, idle=given.idle)
         elif given.peers_only:
             result = measure_peers(bench, peers=peers, apart=given.apart, **timing)
         elif given.shared:

@@ -62,7 +62,7 @@ class Entry:
     def skips(self) -> bool:
         """Whether it leaves alone what is idle: RaPTr's default on depth only."""
         default = "zero" if {"heads", "parts"} & self.method.keys() else "skip"
-        return self.method["name"] == "raptr" and self.method.get("optimizer", {}).get("idle", default) == "skip"
+        return self.method["name"] == "raptr" and bool(self.method.get("optimizer", {}).get("idle", default) == "skip")
 
 
 def _entries(name: str, records: Records) -> dict[str, Entry]:
