@@ -116,7 +116,8 @@ def test_rows_that_did_not_run_are_left_alone(
     state |= {name: tensor.clone() for name, tensor in begun.items() if name.startswith("exp")}
     for step, now in enumerate((ran, ran, torch.ones_like(ran))):
         model.weight.grad = gradient(shape, step)  # which would move idle rows if it were looked at
-        optimizer.ran = {} if now.all() else {model.weight: now}
+        if not now.all():
+            optimizer.ran = {model.weight: now}
         optimizer.step()
         moved = weight.clone(), {name: tensor.clone() for name, tensor in state.items()}
         reference(moved[0], moved[1], gradient(shape, step))
@@ -145,6 +146,7 @@ def test_the_compiled_update_is_the_same_and_compiled_once(
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
             optimizer.ran = {model.weight: (torch.arange(6) % (2 + step) > 0).float().view(counted)}
             optimizer.step()
+            assert not optimizer.ran
         results.append([model.weight.detach(), *optimizer.state[model.weight].values()])
     torch.testing.assert_close(results[1], results[0])
     assert counter.frame_count == 1
@@ -225,3 +227,21 @@ def test_a_process_steps_its_own_rows_without_a_message(counted: str, some: bool
     (mine, ages), (expected, others) = steps
     assert torch.equal(mine, expected)
     assert torch.equal(ages[3:] if counted == "rows" else ages, others)
+
+
+def test_a_process_without_rows_of_a_parameter_takes_its_step(second_of_two: DeviceMesh) -> None:
+    """One row is the first process's alone."""
+    weight, grad = (
+        DTensor.from_local(
+            torch.empty(0, 4), second_of_two, [Shard(0)], run_check=False, shape=torch.Size((1, 4)), stride=(4, 1)
+        )
+        for _ in range(2)
+    )
+    one = nn.Parameter(weight)
+    one.grad = grad
+    optimizer = AdamW([one], **ADAM)
+    for ran in (torch.ones(1, 1), torch.zeros(1, 1)):
+        optimizer.ran = {one: ran}
+        optimizer.step()
+    assert optimizer.state[one]["step"].tolist() == [[1.0]]
+    assert local(one.detach())[0].shape == (0, 4)

@@ -141,11 +141,14 @@ def test_the_same_objective_then_the_same_initial_weights_count_first() -> None:
 
 
 def test_a_few_steps_do_not_decide_between_places_as_near() -> None:
-    shallow, deep = replace(PLACE, layers=6, tokens_per_weight=40.0), replace(PLACE, layers=12)
-    rows = [row(DOUBLING, -0.05, place=deep), row({**DOUBLING, "schedule": "2-3-6"}, -0.01, place=shallow, seeds=5)]
-    for length in (19.99, 20.0, 20.01):
-        between = replace(PLACE, layers=6, tokens_per_weight=length)
-        assert best(between, rows) == rows[1]  # of more seeds
+    longer, here = (replace(PLACE, layers=6, tokens_per_weight=length) for length in (40.3, 20.1))
+    deep = row(DOUBLING, -0.05, place=replace(PLACE, tokens_per_weight=20.1))
+    shallow = row({**DOUBLING, "schedule": "2-3-6"}, -0.005, place=longer, seeds=5)
+    wider = row(plain("msg", parts="1-2-4"), 0.012, place=here)
+    for length in (19.7, 20.0, 20.1, 20.5):
+        between = replace(here, tokens_per_weight=length)
+        assert best(between, [deep, shallow]) == shallow  # of more seeds
+        assert best(between, [deep, shallow, wider]) == wider
 
 
 def test_schedules_adapt_to_the_depth() -> None:
@@ -181,12 +184,14 @@ def test_schedules_adapt_to_the_heads_and_mlp_parts() -> None:
         "heads": "6-9-12",
         "parts": "2-4-8",
     }
-    assert measured.settings(replace(PLACE, heads=2, parts=1), 1000) == {
-        "name": "msg",
-        "heads": "1-2-2",
-        "parts": "1-1-1",
-    }
+    assert measured.settings(replace(PLACE, heads=3), 1000) == {**wider, "heads": "2-2-3"}
+    for fewer in (replace(PLACE, heads=2), replace(PLACE, parts=1)):  # than the stages have sizes
+        assert measured.settings(fewer, 1000) is None
+        assert best(fewer, [measured]) is None
     assert named(wider) == "msg heads=2-3-4 mlp=1-2-4"
+    timed = plain("raptr", heads="1-2-4", average=12)
+    assert timed == {"name": "raptr", "schedule": "12-12-12", "heads": "1-2-4", "average": 12.0}
+    assert named(timed).startswith("raptr depth=12-12-12 heads=1-2-4")
     deep = plain("msg", schedule="3-6-12", parts="1-2-4", mask_steps=7)
     assert deep == {"name": "msg", "schedule": "3-6-12", "parts": "1-2-4", "mask_steps": 7}
     assert named(deep) == "msg depth=3-6-12 mlp=1-2-4 (mask_steps 7)"

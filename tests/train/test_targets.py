@@ -72,6 +72,9 @@ def test_a_model_without_a_smaller_schedule_is_told_what_to_do() -> None:
     given = {"model": model, "optimizer": {"name": "muon"}, "train": {"steps": 3000, "batch": 8, "device": "cpu"}}
     with pytest.raises(ValueError, match=r"--target-flops is 0\.67, but this model has no smaller.*Use more.*muon"):
         show_targets(Config.read(given), 0.67, timed=False, as_json=False)
+    given["optimizer"] = {"name": "adafactor", "idle": "skip"}
+    with pytest.raises(ValueError, match=r"Use more layers, or leave out optimizer\.idle skip"):
+        show_targets(Config.read(given), 0.67, timed=False, as_json=False)
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"name": "adafactor", "idle": "skip"}])
@@ -79,6 +82,13 @@ def test_settings_that_allow_depth_alone_get_schedules_of_depth(optimizer: dict[
     chosen = Config.read({**config().mapping(), "method": {"name": "raptr"}, "optimizer": optimizer})
     met, missed = meeting(chosen, 0.67)
     assert [tuple(found.sizes) for found in (*met, *missed)] == [("depth",)]
+
+
+@pytest.mark.parametrize("optimizer", [{"idle": "skip"}, {"name": "adafactor"}])
+def test_other_optimizers_and_policies_allow_all_axes(optimizer: dict[str, Any]) -> None:
+    chosen = Config.read({**config().mapping(), "method": {"name": "raptr"}, "optimizer": optimizer})
+    met, missed = meeting(chosen, 0.67)
+    assert {("heads",), ("mlp",)} <= {tuple(found.sizes) for found in (*met, *missed)}
 
 
 def test_the_papers_sizes_are_among_those_tried() -> None:

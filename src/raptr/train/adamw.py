@@ -67,7 +67,7 @@ class AdamW(optim.AdamW):
             state |= {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
             state["step"] = torch.zeros_like(ran)
         elif state["step"].dim() == 0:
-            state["step"] = state["step"].to(ran).expand_as(ran).contiguous()
+            state["step"] = state["step"].to(ran.device).expand_as(ran).contiguous()
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         """One step of parameters whose rows have counts of their own."""
@@ -141,7 +141,7 @@ def _factors(
     factors = [1 - rate * group["weight_decay"] * ran, (1 - beta1) * ran, (1 - beta2) * ran]
     factors += [rate * ran / (1 - beta1**t), (1 - beta2**t).sqrt()]
     parts = torch.split(torch.stack(factors, dim=-1).to(dtype), [count.numel() for count in counts])
-    return [part.view(*count.shape, -1) for part, count in zip(parts, counts, strict=True)]
+    return [part.view(*count.shape, len(factors)) for part, count in zip(parts, counts, strict=True)]
 
 
 def _rows(counts: Tensor, parameter: Tensor) -> Tensor:

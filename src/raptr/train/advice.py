@@ -140,14 +140,16 @@ def scaled(
     if depth != 1 and any(key in made for key in OF_DEPTH):
         return None
     if "schedule" in made:
-        made["schedule"] = _resized(
-            made["schedule"], depth, 2 if made["name"] == "raptr" else 1
-        )  # two layers are fixed
+        least = 2 if made["name"] == "raptr" else 1  # of RaPTr two layers are fixed
+        made["schedule"] = _resized(made["schedule"], depth, least)
         if "average" in made:
             made["average"] = made["average"] * depth
     for axis, count in (units or {}).items():
         if axis in made:
-            made[axis] = _resized(made[axis], count / parse_sizes(made[axis])[-1], 1)
+            sizes = parse_sizes(made[axis])
+            if count < len(set(sizes)):
+                return None
+            made[axis] = _resized(made[axis], count / sizes[-1], 1)
     return made | {key: _rounded(made[key] * length) for key in OF_STEPS if key in made}
 
 
@@ -192,7 +194,7 @@ def decided(config: "Config") -> Mapping[str, Any]:
 def best_for(config: "Config") -> Measured | None:
     """The measurement whose method is to be taken for a run; None: full training."""
     measured = table()
-    if config.optimizer.name != "adamw":  # the others cannot train some of the heads or parts, or add to them
+    if config.optimizer.name != "adamw":  # muon cannot run some of the heads or parts, adafactor not add to them
         measured = tuple(row for row in measured if not any(axis in row.method for axis in WIDTHS))
     return best(place_of(config), measured)
 
@@ -271,7 +273,7 @@ def plain_settings(method: Method) -> dict[str, Any]:
     if given.get("lengths") == "equal" and given.get("average") is None:
         given["lengths"] = None  # which is what none means
     narrower = any(given.get(axis) is not None for axis in WIDTHS)
-    if narrower and len(set(parse_sizes(given["schedule"]))) == 1:
+    if narrower and given.get("average") is None and len(set(parse_sizes(given["schedule"]))) == 1:
         given["schedule"] = None  # all layers, which is what none means beside heads or parts
     defaults = {key: listed(getattr(type(method), key, None)) for key in given}
     for key in OF_STEPS:
@@ -300,8 +302,8 @@ def _order(place: Place, row: Measured) -> tuple[float, bool, bool, int]:
 
 
 def _apart(place: Place, row: Measured) -> float:
-    """The distance as far as it counts: a step more or less in a run does not decide between two places."""
-    return round(row.place.distance(place), 2)
+    """The distance as far as it counts: a few steps more or less in a run do not decide between two places."""
+    return round(row.place.distance(place), 1)
 
 
 def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:

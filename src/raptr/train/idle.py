@@ -61,7 +61,7 @@ def running_rows(model: "Model", subnetwork: Subnetwork) -> dict[Tensor, Tensor]
     found: dict[Tensor, Tensor] = {}
     shape = model.config.shape
     for axis, units, kept in (("heads", shape.heads, subnetwork.heads), ("parts", shape.parts, subnetwork.parts)):
-        if kept is None:
+        if kept is None or not subnetwork.kept:
             continue
         ran = torch.tensor([[float(unit in kept[layer]) for unit in range(units)] for layer in subnetwork.kept])
         (ran_KU,) = uploaded([ran], next(model.parameters()).device)

@@ -55,8 +55,10 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
         raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
     shape = config.dimensions.shape
     optimizer = config.optimizer
-    refused = {"muon": True, "adafactor": optimizer.idle == "skip"}.get(optimizer.name, False)  # heads and MLP parts
-    allowed = ["depth"] if refused else list(AXES)
+    refusing = {"muon": "optimizer.name muon"}  # what heads and MLP parts are refused with
+    if optimizer.idle == "skip":
+        refusing["adafactor"] = "optimizer.idle skip"
+    allowed = ["depth"] if optimizer.name in refusing else list(AXES)
     met, missed = [], []
     for count in range(1, len(allowed) + 1):
         for axes in combinations(allowed, count):
@@ -69,7 +71,7 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
                 missed.append(min(costs, key=lambda found: found.model_flops))
     if not met and not missed:
         limits = [f"method.{key}" for key in ("fixed", "groups") if config.method.get(key) is not None]
-        limits += [f"optimizer.name {optimizer.name}"] if refused else []
+        limits += [refusing[optimizer.name]] if optimizer.name in refusing else []
         others = f", or leave out {' and '.join(limits)}, with which fewer schedules are allowed" if limits else ""
         raise ValueError(
             f"--target-flops is {target:g}, but this model has no smaller schedule. Use more layers{others}."
