@@ -1,6 +1,7 @@
 """AdamW with a step count for each row, against a reference written out row by row and against torch's own."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -193,12 +194,18 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
     assert optimizer.state[model.weight]["step"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@contextmanager
+def process(rank: int, size: int) -> Iterator[DeviceMesh]:
+    """One of several processes, whose messages reach nobody."""
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    yield init_device_mesh("cpu", (size,))
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def second_of_two() -> Iterator[DeviceMesh]:
-    """The second of two processes, whose messages reach nobody."""
-    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
-    yield init_device_mesh("cpu", (2,))
-    dist.destroy_process_group()
+    with process(1, 2) as mesh:
+        yield mesh
 
 
 @pytest.mark.parametrize("some", [False, True])
@@ -229,19 +236,15 @@ def test_a_process_steps_its_own_rows_without_a_message(counted: str, some: bool
     assert torch.equal(ages[3:] if counted == "rows" else ages, others)
 
 
-def test_a_process_without_rows_of_a_parameter_takes_its_step(second_of_two: DeviceMesh) -> None:
-    """One row is the first process's alone."""
-    weight, grad = (
-        DTensor.from_local(
-            torch.empty(0, 4), second_of_two, [Shard(0)], run_check=False, shape=torch.Size((1, 4)), stride=(4, 1)
-        )
-        for _ in range(2)
-    )
-    one = nn.Parameter(weight)
-    one.grad = grad
-    optimizer = AdamW([one], **ADAM)
-    for ran in (torch.ones(1, 1), torch.zeros(1, 1)):
-        optimizer.ran = {one: ran}
-        optimizer.step()
-    assert optimizer.state[one]["step"].tolist() == [[1.0]]
-    assert local(one.detach())[0].shape == (0, 4)
+def test_a_process_without_rows_of_a_parameter_takes_its_step() -> None:
+    """Of five rows three processes have two, two and one, and the fourth has none."""
+    with process(3, 4) as mesh:
+        whole: dict[str, Any] = {"run_check": False, "shape": torch.Size((5, 4)), "stride": (4, 1)}
+        one = nn.Parameter(DTensor.from_local(torch.empty(0, 4), mesh, [Shard(0)], **whole))
+        one.grad = DTensor.from_local(torch.empty(0, 4), mesh, [Shard(0)], **whole)
+        optimizer = AdamW([one], **ADAM)
+        ran = torch.tensor([1.0, 0, 1, 0, 1]).view(5, 1)
+        for _ in range(2):
+            optimizer.ran = {one: ran}
+            optimizer.step()
+        assert torch.equal(optimizer.state[one]["step"], 2 * ran)
