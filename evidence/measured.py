@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evidence.queue import QUEUE, read_queue
+from evidence.queue import LEAST, QUEUE, read_queue
 from raptr.comparison.outcomes import FULL, REDUCED
 from raptr.comparison.record import read_rows
 from raptr.comparison.table import Row, finals
@@ -66,7 +66,7 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
     table = read_rows(record)
     final, rates = {row.label: row for row in finals(table)}, Counter(row.label for row in table)
     widened = record["comparison"].get("widen", False)
-    whole = [label for label, row in final.items() if _searched(row, rates[label], widened)]
+    whole = [label for label, row in final.items() if searched(row, rates[label], widened=widened)]
     configs = {label: _config(record, label) for label in whole}
     if not {FULL, REDUCED} <= configs.keys() or not _usual(record, configs[FULL]):
         return []
@@ -95,9 +95,9 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
     return made
 
 
-def _searched(row: Row, rates: int, widened: bool) -> bool:
+def searched(row: Row, rates: int, *, widened: bool) -> bool:
     """Whether the search for the entry's learning rate has ended, with its best rate inside the grid."""
-    return row.best and row.loss is not None and not row.edge and (rates > 2 or not widened)
+    return row.best and row.loss is not None and not row.edge and (rates >= LEAST or not widened)
 
 
 def _usual(record: Mapping[str, Any], full: Config) -> bool:

@@ -264,6 +264,18 @@ def test_plan_says_what_auto_rests_on_and_what_it_costs(
     assert "decoder with causal" in kind
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "chosen"), [("adamw", "msg mlp=1-2-4"), ("muon", "stacking"), ("adafactor", "stacking")]
+)
+def test_auto_leaves_out_what_an_optimizer_cannot_train(
+    optimizer: str, chosen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (row(plain("msg", parts="1-2-4"), -0.05), row(GRADUAL, -0.02))
+    monkeypatch.setattr(advice, "table", lambda: rows)
+    given = "--set", f"optimizer.name={optimizer}"
+    assert f"auto chose {chosen}" in said(monkeypatch, capsys, "--method", "auto", *MEASURED, "--steps", "5000", *given)
+
+
 def test_auto_says_where_only_reduced_training_is_beaten_or_nothing_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

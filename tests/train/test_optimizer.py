@@ -6,7 +6,7 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
 from raptr.train.adafactor import Adafactor
-from raptr.train.adamw import AdamW
+from raptr.train.adamw import AdamW, move
 from raptr.train.muon import Muon
 from raptr.train.optimizer import (
     OptimizerSettings,
@@ -120,6 +120,9 @@ def test_matrices_and_embeddings_decay_whatever_their_dimension() -> None:
     assert list(map(id, plain["params"])) == [id(bias), id(gain), id(shift)]
     assert gain.ndim == 2
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+    compiled = make_optimizer(OptimizerSettings(), model, compiled=True)
+    assert isinstance(compiled, AdamW)
+    assert (optimizer._move is move, compiled._move is move) == (True, False)
 
 
 CLASSES: list[tuple[type[Optimizer], dict[str, Any]]] = [
