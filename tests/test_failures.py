@@ -50,6 +50,20 @@ def test_a_full_disk_says_what_to_do_and_where_the_work_is(tmp_path: Path, capsy
     assert "a file:" not in said
 
 
+def test_a_problem_without_a_remedy_is_a_sentence_before_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failing(OSError(errno.EBUSY, os.strerror(errno.EBUSY), "x/.lock"), tmp_path) == 2
+    assert "x/.lock: Device or resource busy. The work so far is in" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_utf8_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnicodeEncodeError) as found:
+        "runs/caf\udce9".encode()
+    assert failing(found.value) == 2
+    assert re.search(r"'runs/caf\\udce9' is not UTF-8.* Rename", capsys.readouterr().err)
+
+
 def test_an_unforeseen_error_names_the_traceback_file_and_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,27 @@ def test_a_folder_takes_its_place_or_nothing_changes(tmp_path: Path) -> None:
     assert os.listdir(place.parent) == ["place"]
 
 
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    place, partial = tmp_path / "place", hidden(tmp_path / "place", "partial")
+    (partial / "left").mkdir(parents=True)  # by a kill
+    (partial / "left" / "file").touch()
+    with new_folder(place) as first:
+        assert list(first.iterdir()) == []
+        (first / "file").write_text("one")
+        with pytest.raises(ValueError, match=r"place is being written by another process"), new_folder(place):
+            pass
+    assert contents(tmp_path) == {"place/file": "one"}
+    with new_folder(place) as second:
+        (second / "file").write_text("two")
+    assert contents(tmp_path) == {"place/file": "two"}
+
+
+def test_a_folder_that_another_process_has_just_put_in_place_is_not_held(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^gone$"), locked(tmp_path / "partial", "gone", folder=True):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_that_stay_empty_are_removed_again(tmp_path: Path) -> None:
     with made(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()

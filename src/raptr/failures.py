@@ -42,6 +42,7 @@ REMEDIES = {
     errno.ENOTDIR: "Name a folder instead.",
     errno.EEXIST: "Name a new folder.",
     errno.EACCES: "Change its permissions, or name another.",
+    errno.EROFS: "Name a place that can be written to.",
 }
 
 
@@ -55,10 +56,13 @@ def reported() -> Iterator[None]:
         if ended.code == 130:  # typer ends an interrupted command without a word
             print("raptr: interrupted", file=sys.stderr)
         raise
+    except UnicodeEncodeError as error:  # a path of bytes that are not UTF-8, which libraries cannot open
+        _leave(f"{error.object!r} is not UTF-8 text ({error.reason}). Rename the file or folder, or name another.", 2)
     except (ValueError, MissingExtra) as error:
         _leave(str(error), 2)
     except OSError as error:
-        _leave(" ".join([_file_problem(error), *_notes(error)]), 2)
+        problem, notes = _file_problem(error), _notes(error)
+        _leave(" ".join([f"{problem.removesuffix('.')}.", *notes]) if notes else problem, 2)
     except Diverged as error:
         _leave(str(error), 1)
     except (Lost, Disagreement, Elsewhere) as error:

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -65,13 +65,17 @@ def made(folder: Path) -> Iterator[None]:
 def new_folder(place: Path) -> Iterator[Path]:
     """A folder to write in; when the body is done, it takes its place, and what was there is removed.
 
-    The body puts what it writes on the disk. If it fails, everything is as before.
+    The body puts what it writes on the disk. If it fails, everything is as before. A second process that would write
+    the same folder meanwhile gets a ValueError.
     """
     partial, replaced = hidden(place, "partial"), hidden(place, "replaced")
-    recover(place)
-    with made(place.parent):
+    refusal = f"{place} is being written by another process; wait for it, or name another folder"
+    with made(place.parent), ExitStack() as held:
+        partial.mkdir(exist_ok=True)  # what a kill left is taken over
+        held.enter_context(locked(partial, refusal, folder=True))
         try:
-            partial.mkdir()
+            _clear(partial)
+            _restore(place)
             yield partial
             if place.exists():
                 # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
@@ -90,12 +94,26 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 def recover(place: Path) -> None:
     """Remove what an interrupted `new_folder` or `remove` left; what was being replaced gets its name back."""
+    _restore(place)
+    if (partial := hidden(place, "partial")).exists():
+        shutil.rmtree(partial)
+
+
+def _restore(place: Path) -> None:
     replaced = hidden(place, "replaced")
     if replaced.exists() and not place.exists():
         os.rename(replaced, place)
-    for path in (hidden(place, "partial"), replaced, hidden(place, "removing")):
+    for path in (replaced, hidden(place, "removing")):
         if path.exists():
             shutil.rmtree(path)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def remove(path: Path, place: Path) -> None:
@@ -123,17 +141,23 @@ def flush(file: BinaryIO) -> None:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
+def locked(path: Path, refusal: str, *, folder: bool = False) -> Iterator[None]:
     """Hold a folder, or a file that is made if need be, for this process; a second one gets `refusal` as ValueError.
 
-    The system lets go when the process ends. Where the file system has no locks, or on Windows, nothing is held.
+    With `folder` it is one that another process may have renamed just now, which is refused too. The system lets go
+    when the process ends. Where the file system has no locks, or on Windows, nothing is held.
     """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        descriptor = os.open(path, os.O_RDONLY if folder or path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:
+        if folder:
+            raise ValueError(refusal) from None
+        raise
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,7 @@ from raptr.models.bert.model import Bert
 from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.config import Config
-from raptr.train.exporting import export, export_trained, judged, spread
+from raptr.train.exporting import export, export_trained, exported_step, judged, spread
 from raptr.train.loop import pretrain
 from tests.walks import hidden
 
@@ -277,7 +277,8 @@ def test_refusals(run: Path, store: TokenStore, tmp_path: Path) -> None:
 def test_export_of_a_model_in_memory(store: TokenStore, tmp_path: Path) -> None:
     model = settings(store).model.build(store.vocabulary.size, LENGTH).build(seed=5).eval()
     part = Subnetwork((0.5, 0.0, 1.0, 0.0, 0.0, 2.0), scaled="branches")
-    folder = export_trained(model, part, store.path / "tokenizer.json", tmp_path / "deep" / "out", "a card\n")
+    folder = export_trained(model, part, store.path / "tokenizer.json", tmp_path / "deep" / "out", "a card\n", 7)
+    assert exported_step(folder) == 7
     assert isinstance(model, Bert)
     assert_same_model(folder, model, part)
     assert (folder / "README.md").read_text() == "a card\n"

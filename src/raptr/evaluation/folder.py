@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from raptr.files import sha256_of
 from raptr.train import checkpoint
-from raptr.train.exporting import export
+from raptr.train.exporting import export, exported_step
 
 TOKENIZER = ("*token*", "*vocab*", "merges*", "*.model")  # names of a tokenizer's files
 
@@ -88,11 +88,10 @@ def refuse_missing(folder: Path, names: Iterable[str], model: object) -> None:
 
 def _exported(run: Path) -> Path:
     """The export of a run's newest checkpoint; an earlier one is replaced."""
-    folder, newest = run / "export", checkpoint.newest(run / "checkpoints")
-    written = folder / "config.json"
-    if written.is_file() and (newest is None or newest.stat().st_mtime_ns <= written.stat().st_mtime_ns):
+    folder, steps = run / "export", checkpoint.steps(run / "checkpoints")
+    if not steps and (folder / "config.json").is_file():
         return folder
-    return export(run)
+    return folder if steps and exported_step(folder) == steps[-1] else export(run)
 
 
 def _fingerprint(folder: Path) -> str:

@@ -8,6 +8,7 @@ The folder is written under another name beside its place and then renamed, so a
 """
 
 import errno
+import json
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,6 +26,8 @@ from raptr.train.config import BUILTIN, Config
 from raptr.train.loading import load_model
 from raptr.train.run import RunFolder
 
+STEP = "raptr_step"  # in an export's config.json: the step of the checkpoint that it holds
+
 
 def export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
     """Write the model of a run, by default that of its newest checkpoint, and return the folder.
@@ -39,10 +42,10 @@ def export(run: Path, out: Path | None = None, *, layers: int | None = None, ste
     names = ["export", f"{layers}-layers" if layers else "", "" if step is None else f"step-{step}"]
     place = out or run / "-".join(filter(None, names))
     text = card(run.resolve().name, loaded.config, model.config, found, part, measured=layers is None)
-    return export_trained(model, part, RunFolder(run).tokenizer, place, text)
+    return export_trained(model, part, RunFolder(run).tokenizer, place, text, found.step)
 
 
-def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str) -> Path:
+def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str, step: int) -> Path:
     """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
     if not out.name:
         raise ValueError(f"out is {str(out)!r}; a folder with a name is allowed")
@@ -50,6 +53,7 @@ def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, o
         raise ValueError(f"out is {str(out)!r}, a file. Name a new or empty folder, or an earlier export.")
     exporter = exporter_of(model.config)
     exported = exporter.convert(model, subnetwork, read_vocabulary(tokenizer_file))
+    setattr(exported.config, STEP, step)
     tokenizer = exporter.tokenizer(tokenizer_file, model.config.positions)
     try:
         with new_folder(out) as partial:
@@ -161,6 +165,16 @@ To try it, in this folder (elsewhere, set `folder` to its path):
 {exporter.example}
 ```
 {notes}"""
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step of the checkpoint that an export holds; None where there is none, or an older one that does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    step = config.get(STEP) if isinstance(config, dict) else None
+    return step if isinstance(step, int) else None
 
 
 def _refuse_strange(out: Path, names: set[str]) -> None:
