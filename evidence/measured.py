@@ -101,11 +101,13 @@ def searched(row: Row, rates: int, *, widened: bool) -> bool:
 
 
 def _usual(record: Mapping[str, Any], full: Config) -> bool:
-    """Whether the comparison is at equal FLOPs, with the usual decay, on text that is not repeated too often.
+    """Whether the comparison is of plain models, at equal FLOPs, with the usual decay, on text not repeated too often.
 
     One that judges models by tasks has its learning rates from others, so advice rests on those.
     """
     if "evaluate" in record["comparison"]:
+        return False
+    if full.dimensions.residual_multiplier != 1 or full.dimensions.norm_scaling:
         return False
     epochs = max((run.get("epochs", 0.0) for run in record["runs"] if run["label"] == FULL), default=0.0)
     return "flops" in record["comparison"] and full.optimizer.decay == DECAY and epochs <= EPOCHS

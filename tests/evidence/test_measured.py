@@ -53,6 +53,11 @@ def test_what_is_not_on_equal_terms_is_left_out(records: dict[str, Any]) -> None
         for run in other["runs"]:
             run["epochs"] = value if key == "epochs" else 3.0
         assert labels(other) == set()
+    for setting in ({"norm_scaling": True}, {"residual_multiplier": 0.5}):
+        other = deepcopy(record)
+        for config in other["configs"].values():
+            config["model"] |= setting
+        assert labels(other) == set()
 
 
 def test_of_two_records_the_one_with_more_seeds_counts(records: dict[str, Any]) -> None:

@@ -34,6 +34,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"hold": 3, "scaling": "sqrt"},
         {"schedule": "3-4-6", "heads": "2-3-4", "mirrored": True, "selection": "bernoulli"},
         {"schedule": "3-5-6", "parts": "2-3-4", "hold": 2, "mirrored": True, "fixed": []},
+        {"subsets": 4, "heads": "2-3-4-4"},
+        {"schedule": "3-6", "subsets": 2, "mirrored": True, "hold": 5, "fixed": [], "scaling": "linear"},
     ],
     "pld": [{}, {"average": 0.75}, {"theta": 0.6, "gamma": 10, "scaled": "layer"}],
     "stochastic-depth": [{}, {"keep": 0.7, "profile": "constant"}],

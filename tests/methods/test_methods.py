@@ -73,6 +73,21 @@ def test_raptr_keeps_a_draw_and_takes_its_opposite() -> None:
         make("raptr", hold=0)
 
 
+def test_raptr_takes_a_few_subsets_in_turn() -> None:
+    plain, few = make("raptr"), make("raptr", subsets=3, hold=2)
+    assert [few.subnetwork(step) for step in range(12)] == [plain.subnetwork(step // 2 % 3) for step in range(12)]
+    assert {*few.subnetwork(249).kept} < {*few.subnetwork(254).kept}  # the same subset, of 6 and of 8 layers
+    drawn = [plain.subnetwork(step).scales for step in range(3)]
+    assert few.evaluated(100).scales == tuple(sum(runs) / 3 for runs in zip(*drawn, strict=True))
+    assert few.evaluated(1000).scales == (1.0,) * 12
+    alternating = make("raptr", subsets=2, mirrored=True, fixed=[])
+    kept = [{*alternating.subnetwork(step).kept} for step in range(4)]
+    assert kept[0] == kept[2] == set(range(12)) - kept[1]
+    for given, message in (({"subsets": 0}, "0; a number from 1"), ({"subsets": 3, "mirrored": True}, "3; an even")):
+        with pytest.raises(ValueError, match=f"subsets is {message}"):
+            make("raptr", **given)
+
+
 def test_raptr_without_scaling_is_judged_under_keep_probabilities() -> None:
     method = make("raptr")
     assert method.evaluated(0).scales == (1.0, *[0.4] * 10, 1.0)

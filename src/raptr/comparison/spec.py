@@ -48,6 +48,7 @@ from raptr.train.flops import planned_flops
 from raptr.train.resolve import check_vocabulary, with_warmup
 
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
+OWN_MODEL = ("init", "residual_multiplier", "norm_scaling")  # settings of the model that an entry may have of its own
 LONGEST = 150  # bytes of a label in the name of a run's folder; with rate and seed, file systems allow 255
 TOLERANCE = 1e-9  # a budget counts as kept within this relative error
 
@@ -177,7 +178,7 @@ class _Own:
     """What an entry may have beside its method's settings."""
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    model: Mapping[str, Any] = field(default_factory=dict)  # init alone: entries share the dimensions
+    model: Mapping[str, Any] = field(default_factory=dict)  # of OWN_MODEL alone: entries share the dimensions
     precision: Precision | None = None
     peaks: tuple[float, ...] | None = None
 
@@ -343,10 +344,10 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
         if key in own.optimizer:
             raise ValueError(f"entries.{label}.optimizer.{key} is {own.optimizer[key]!r}; it is set by {place}")
     for key in own.model:
-        if key != "init":
+        if key not in OWN_MODEL:
             raise ValueError(
-                f"entries.{label}.model.{key} is {own.model[key]!r}; only init may differ between entries. "
-                f"Set it for all of them, by settings.model.{key}."
+                f"entries.{label}.model.{key} is {own.model[key]!r}; only {', '.join(OWN_MODEL)} may differ "
+                f"between entries. Set it for all of them, by settings.model.{key}."
             )
     method = {key: value for key, value in given.items() if key not in owned}
     optimizer = {**asdict(base.optimizer), **own.optimizer}

@@ -29,7 +29,7 @@ from raptr.subnetworks.sampling import (
     keep_probabilities,
 )
 from raptr.subnetworks.scaling import Scaling, scales
-from raptr.subnetworks.schedule import Fixed, Lengths, recommended_sizes
+from raptr.subnetworks.schedule import Fixed, Lengths, Stage, recommended_sizes
 from raptr.subnetworks.value import Scaled
 
 
@@ -52,6 +52,7 @@ class RaPTr(Method):
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
     hold: int = 1  # steps for which a draw is kept
     mirrored: bool = False  # every second draw is the opposite of the one before it: see sampling.py
+    subsets: int | None = None  # how many draws there are in turn; None: always new ones
     width_exponent: float = 0.0  # k of n heads (parts) are scaled by (n / k) to this power; 0 as measured (scale-6x256)
 
     name: ClassVar[str] = "raptr"
@@ -62,6 +63,10 @@ class RaPTr(Method):
             raise ValueError(f"width_exponent is {self.width_exponent!r}; allowed: 0, 0.5, 1")
         if type(self.hold) is not int or self.hold < 1:
             raise ValueError(f"hold is {self.hold!r}; a whole number of steps from 1 on is allowed")
+        least = 2 if self.mirrored else 1
+        if self.subsets is not None and (type(self.subsets) is not int or self.subsets < least or self.subsets % least):
+            allowed = "an even number" if self.mirrored else "a number"
+            raise ValueError(f"subsets is {self.subsets!r}; {allowed} from {least} on is allowed")
         if self.selection == "bernoulli" and self.groups != 1:
             raise ValueError(f"groups is {self.groups}; with selection bernoulli only 1 is allowed")
         check_end(self.name, self.stages)
@@ -108,11 +113,10 @@ class RaPTr(Method):
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
         step = self.check_step(step)
-        index, layers = self.stages.index(step), self.target.layers
-        stage = self.stages.stages[index]
+        index = self.stages.index(step)
         heads, parts = self.head_counts[index], self.part_counts[index]
-        draw, opposite = self._draw(step)
-        kept = draw_layers(stage, layers, self.selection, self.groups, self.seed, draw, opposite=opposite)
+        draw, opposite = self._draw(step // self.hold)
+        kept = self._kept(self.stages.stages[index], step // self.hold)
         return replace(
             self.scaled_layers(kept, step),
             heads=draw_units(HEADS, heads, self.target.heads, kept, self.seed, draw, opposite=opposite),
@@ -121,16 +125,29 @@ class RaPTr(Method):
             part_scale=(self.target.parts / parts) ** self.width_exponent,
         )
 
-    def _draw(self, step: int) -> tuple[int, bool]:
-        """The number of the step's draw, and whether it is the opposite of that; stages do not interrupt the count."""
-        number = step // self.hold
+    def _kept(self, stage: Stage, number: int) -> tuple[bool, ...]:
+        """The layers that run in the draw of this number; draws are counted over the whole run, not over a stage."""
+        draw, opposite = self._draw(number)
+        layers = self.target.layers
+        return draw_layers(stage, layers, self.selection, self.groups, self.seed, draw, opposite=opposite)
+
+    def _draw(self, number: int) -> tuple[int, bool]:
+        """The draw that has this number: the one that keys the hash, and whether it is the opposite of that."""
+        if self.subsets is not None:
+            number %= self.subsets
         opposite = self.mirrored and number % 2 == 1
         return number - 1 if opposite else number, opposite
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
         """The kept layers, whole, under the method's scaling in the step's stage."""
-        probabilities = keep_probabilities(self.stages.stage(step), self.target.layers, self.groups)
-        return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
+        return Subnetwork(scales(self.scaling, kept, self._keep(self.stages.stage(step))), scaled=self.scaled)
+
+    def _keep(self, stage: Stage) -> tuple[float, ...]:
+        """The probability that each layer runs in a step of the stage: of so many subsets, how many have it."""
+        if self.subsets is None:
+            return keep_probabilities(stage, self.target.layers, self.groups)
+        drawn = [self._kept(stage, number) for number in range(self.subsets)]
+        return tuple(sum(runs) / self.subsets for runs in zip(*drawn, strict=True))
 
     def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
         """A random part of `size` layers, scaled as in a stage of this size."""
@@ -140,7 +157,7 @@ class RaPTr(Method):
 
     def phases(self) -> tuple[Phase, ...]:
         return tuple(
-            Phase(s.start, s.stop, keep_probabilities(s, self.target.layers, self.groups), heads, parts)
+            Phase(s.start, s.stop, self._keep(s), heads, parts)
             for s, heads, parts in zip(self.stages.stages, self.head_counts, self.part_counts, strict=True)
         )
 
@@ -149,5 +166,4 @@ class RaPTr(Method):
         full = super().evaluated(step)
         if self.scaling != "none":
             return full
-        stage = self.stages.stage(self.last_step(step))
-        return Subnetwork(keep_probabilities(stage, self.target.layers, self.groups), scaled=self.scaled)
+        return Subnetwork(self._keep(self.stages.stage(self.last_step(step))), scaled=self.scaled)

@@ -7,6 +7,7 @@ A family from elsewhere is registered before it is used:
     pretrain(Config.read({"model": {"family": "mine"}, ...}), run)
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from raptr.models.model import Model
 
 Init = Literal["bert", "fan-in", "paper"]  # how weights start: init.py
+PLAIN: Mapping[str, float] = {"residual_multiplier": 1.0, "norm_scaling": False}  # of every stock model
 COUNTS = ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts")
 
 
@@ -36,6 +38,8 @@ class ModelConfig(ABC):
     parts: int = 4
     dropout: float = 0.0
     init: Init = "bert"
+    residual_multiplier: float = 1.0  # times what each branch adds to the residual stream; 1 / layers is their mean
+    norm_scaling: bool = False  # whether the norms of layer l (from 1) give 1/√l of what they would
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -48,6 +52,9 @@ class ModelConfig(ABC):
             raise ValueError(f"model.dropout is {self.dropout!r}; a number from 0 to below 1 is allowed")
         if self.init not in get_args(Init):
             raise ValueError(f"model.init is {self.init!r}; allowed: {', '.join(get_args(Init))}")
+        if not 0 < self.residual_multiplier <= 1:
+            multiplier = f"model.residual_multiplier is {self.residual_multiplier!r}"
+            raise ValueError(f"{multiplier}; a number above 0 and up to 1 is allowed")
 
     @property
     def shape(self) -> Shape:
@@ -63,6 +70,10 @@ class ModelConfig(ABC):
         """The same model with other counts of layers, heads and MLP parts; head and part sizes stay."""
         part = self.mlp // self.parts
         return replace(self, layers=shape.layers, heads=shape.heads, parts=shape.parts, mlp=part * shape.parts)
+
+    def norm_scale(self, layer: int) -> float:
+        """What the outputs of a layer's norms are multiplied by; layers count from 0."""
+        return 1 / math.sqrt(layer + 1) if self.norm_scaling else 1.0
 
     @abstractmethod
     def build(self, seed: int) -> "Model":

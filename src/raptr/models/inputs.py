@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from raptr.data.batch import uploaded
+from raptr.models.contract import ModelConfig
 from raptr.subnetworks import Subnetwork
 from raptr.subnetworks.value import Kept
+
+SCALES = 5  # columns of `Packed.scales_K5`
 
 
 @dataclass(frozen=True)
 class BlockInputs:
     """A layer's share of the subnetwork: its scales (0-dim), the heads and MLP parts that run, and gates.
 
-    `layer_scale` multiplies the whole layer and `branch_scale` each of its branches, with the bias of its last map.
+    `layer_scale` multiplies the whole layer and `branch_scale` each of its branches, with the bias of its last linear
+    layer. `norm_scale` multiplies what its norms give.
     `head_scale` and `part_scale` make up for the heads and MLP parts that do not run; a bias is there whatever runs,
     so it is not scaled by them.
     """
@@ -31,6 +35,7 @@ class BlockInputs:
     part_scale: Tensor | None
     heads_H: Tensor | None
     parts_P: Tensor | None
+    norm_scale: Tensor | None
     head_gates_H: Tensor | None = None
     part_gates_P: Tensor | None = None
 
@@ -46,11 +51,11 @@ class Inputs(NamedTuple):
 class Packed(NamedTuple):
     """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
 
-    The columns of the scales multiply the whole layer, each branch, what the heads give and what the MLP parts give;
-    kept heads and parts stand one layer after the other. Gates are the same in every layer.
+    The columns of the scales multiply the whole layer, each branch, and what the heads, the MLP parts and the norms
+    give. Kept heads and parts stand one layer after the other. Gates are the same in every layer.
     """
 
-    scales_K4: Tensor
+    scales_K5: Tensor
     heads: Tensor | None
     parts: Tensor | None
     head_gates_H: Tensor | None
@@ -71,9 +76,9 @@ class Signature(NamedTuple):
     gated: tuple[bool, bool]  # whether heads have gates, and parts
 
 
-def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
-    """The subnetwork's numbers on the CPU; scales are float32 at least, whatever the model computes in."""
-    scales = [_scales(subnetwork, layer) for layer in subnetwork.kept]
+def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32, config: ModelConfig | None = None) -> Packed:
+    """Return the numbers of a subnetwork of our model (None: of any other), on the CPU; scales are float32 at least."""
+    scales = [_scales(subnetwork, layer, config) for layer in subnetwork.kept]
     heads, parts = (
         None if kept is None else torch.tensor([unit for layer in subnetwork.kept for unit in kept[layer]])
         for kept in (subnetwork.heads, subnetwork.parts)
@@ -86,10 +91,10 @@ def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32) -> Packed:
     return Packed(torch.tensor(scales, dtype=wide), heads, parts, *gates)
 
 
-def signature(subnetwork: Subnetwork) -> Signature:
-    """The subnetwork's signature."""
-    rows = [_scales(subnetwork, layer) for layer in subnetwork.kept]
-    used = tuple(any(row[column] != 1 for row in rows) for column in range(4))
+def signature(subnetwork: Subnetwork, config: ModelConfig | None = None) -> Signature:
+    """Return the subnetwork's signature for a model of ours (None: any other)."""
+    rows = [_scales(subnetwork, layer, config) for layer in subnetwork.kept]
+    used = tuple(any(row[column] != 1 for row in rows) for column in range(SCALES))
     heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
     gated = subnetwork.head_gates is not None, subnetwork.part_gates is not None
     return Signature(subnetwork.size, used, heads, parts, gated)
@@ -99,10 +104,10 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
     """The inputs of each running layer, with all the scales that any of them has."""
     heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
     for row in range(sign.size):
-        scales = [packed.scales_K4[row, column] if used else None for column, used in enumerate(sign.scaled)]
-        layer, branch, head, part = scales
+        scales = [packed.scales_K5[row, column] if used else None for column, used in enumerate(sign.scaled)]
+        layer, branch, head, part, norm = scales
         gates = packed.head_gates_H, packed.part_gates_P
-        yield BlockInputs(layer, branch, head, part, heads[row], parts[row], *gates)
+        yield BlockInputs(layer, branch, head, part, heads[row], parts[row], norm, *gates)
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
@@ -116,23 +121,26 @@ def times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
 
 
 class Folded(NamedTuple):
-    """What a layer's scales multiply, where they are folded into the last maps of its branches."""
+    """A layer's scales as they are folded into its weights, for a stock model."""
 
     attention: float  # the weight of the attention's output
     mlp: float  # the weight of the MLP's output
     bias: float  # the biases of both
+    norm: float  # the weights and biases of both norms
 
 
-def folded(subnetwork: Subnetwork, layer: int) -> Folded:
-    """The scales of a layer's branches, to be folded into their last maps."""
-    _, branch, head, part = _scales(subnetwork, layer)
-    return Folded(branch * head, branch * part, branch)
+def folded(subnetwork: Subnetwork, layer: int, config: ModelConfig) -> Folded:
+    """Return the scales of a layer's branches and norms, to be folded into its weights."""
+    _, branch, head, part, norm = _scales(subnetwork, layer, config)
+    return Folded(branch * head, branch * part, branch, norm)
 
 
-def _scales(subnetwork: Subnetwork, layer: int) -> tuple[float, float, float, float]:
+def _scales(subnetwork: Subnetwork, layer: int, config: ModelConfig | None) -> tuple[float, ...]:
+    """The row of `Packed.scales_K5` for a layer."""
     scale = subnetwork.scales[layer]
-    own = (scale, 1.0) if subnetwork.scaled == "layer" else (1.0, scale)
-    return *own, subnetwork.head_scale, subnetwork.part_scale
+    whole, branch = (scale, 1.0) if subnetwork.scaled == "layer" else (1.0, scale)
+    multiplier, norm = (1.0, 1.0) if config is None else (config.residual_multiplier, config.norm_scale(layer))
+    return whole, branch * multiplier, subnetwork.head_scale, subnetwork.part_scale, norm
 
 
 def _counts(kept: Kept | None, subnetwork: Subnetwork) -> tuple[int, ...] | None:

@@ -79,8 +79,8 @@ class Model(nn.Module, ABC):
         if subnetwork.layers != len(self.blocks):
             raise ValueError(f"the subnetwork is made for {subnetwork.layers} layers; the model has {len(self.blocks)}")
         like = next(self.parameters())
-        packed = pack(subnetwork, like.dtype).to(like.device)
-        return Inputs(subnetwork.kept, list(unpack(packed, signature(subnetwork))), stream)
+        packed = pack(subnetwork, like.dtype, self.config).to(like.device)
+        return Inputs(subnetwork.kept, list(unpack(packed, signature(subnetwork, self.config))), stream)
 
     def forward(self, batch: Batch, inputs: Inputs, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
         """The mean loss over the batch's targets, from the part of the model that runs."""

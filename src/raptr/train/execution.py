@@ -125,7 +125,7 @@ class _Forward:
 
     def pack(self, subnetwork: Subnetwork) -> Packed:
         """The subnetwork's numbers for this model, on the CPU."""
-        return pack(subnetwork, self.dtype)
+        return pack(subnetwork, self.dtype, self.model.config)
 
 
 @final
@@ -227,7 +227,7 @@ class Gather(Execution):
         return loss
 
     def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
-        sign = signature(subnetwork)
+        sign = signature(subnetwork, self._forward.model.config)
         key = (sign, tuple(None if tensor is None else tensor.shape for tensor in batch))
         if key not in self._programs:
             if subnetwork.size < subnetwork.layers:

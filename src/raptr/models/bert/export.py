@@ -27,6 +27,7 @@ from raptr.data.tokenizer import BERT as SPECIALS
 from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
 from raptr.models.bert.config import BertConfig
 from raptr.models.bert.model import EPSILON, Bert, Block
+from raptr.models.contract import PLAIN
 from raptr.models.export import Exporter, check
 from raptr.models.inputs import Folded, folded
 from raptr.models.layout import split
@@ -126,6 +127,7 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
         "heads": stock.num_attention_heads,
         "head_size": stock.hidden_size // stock.num_attention_heads,
         "mlp": stock.intermediate_size,
+        **PLAIN,
     }
 
 
@@ -161,18 +163,18 @@ def _pieces(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Piece]:
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        named |= _layer(f"{BODY}.encoder.layer.{place}", block, folded(subnetwork, layer))
+        named |= _layer(f"{BODY}.encoder.layer.{place}", block, folded(subnetwork, layer, model.config))
     return named
 
 
 def _layer(name: str, block: Block, scales: Folded) -> dict[str, Piece]:
-    """The tensors of one layer, the scales of its branches folded into their last projections."""
+    """The tensors of one layer, with the scales of its norms and of its branches folded into them."""
     weights = split(block.qkv.weight.detach(), block.layout["qkv.weight"])
     biases = split(block.qkv.bias.detach(), block.layout["qkv.bias"])
     named = {
-        **_pair(f"{name}.attention.LayerNorm", block.attention_norm),
+        **_pair(f"{name}.attention.LayerNorm", block.attention_norm, scales.norm, scales.norm),
         **_pair(f"{name}.attention.output.dense", block.attention_out, scales.attention, scales.bias),
-        **_pair(f"{name}.intermediate.LayerNorm", block.mlp_norm),
+        **_pair(f"{name}.intermediate.LayerNorm", block.mlp_norm, scales.norm, scales.norm),
         **_pair(f"{name}.intermediate.dense", block.mlp_in),
         **_pair(f"{name}.output.dense", block.mlp_out, scales.mlp, scales.bias),
     }

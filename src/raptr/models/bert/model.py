@@ -72,12 +72,14 @@ class Block(nn.Module):
 
     def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
         """What makes queries, keys and values, and what projects; of all heads, or as if the chosen were all."""
-        qkv = of_running(self, "qkv.weight", inputs), of_running(self, "qkv.bias", inputs)
+        weight = scaled(of_running(self, "qkv.weight", inputs), inputs.norm_scale)
+        qkv = weight, of_running(self, "qkv.bias", inputs)
         return qkv, (of_running(self, "attention_out.weight", inputs), self.attention_out.bias)
 
     def mlp_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
         """What the MLP enters and leaves with; all of it, or as if the chosen parts were all."""
-        mlp_in = of_running(self, "mlp_in.weight", inputs), of_running(self, "mlp_in.bias", inputs)
+        weight = scaled(of_running(self, "mlp_in.weight", inputs), inputs.norm_scale)
+        mlp_in = weight, of_running(self, "mlp_in.bias", inputs)
         return mlp_in, (of_running(self, "mlp_out.weight", inputs), self.mlp_out.bias)
 
 

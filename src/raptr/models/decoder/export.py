@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from raptr.data.tokenizer import Vocabulary, load, read_vocabulary
+from raptr.models.contract import PLAIN
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.decoder.model import Block, Decoder
 from raptr.models.export import Exporter, check
@@ -92,6 +93,7 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
         **{ours: getattr(stock, theirs) for theirs, ours in DIMENSIONS.items()},
         "kv_heads": stock.num_key_value_heads,
         "rope_base": float(rope["rope_theta"]),
+        **PLAIN,
     }
 
 
@@ -113,13 +115,13 @@ def _pieces(model: Decoder, subnetwork: Subnetwork) -> dict[str, Piece]:
     for place, layer in enumerate(subnetwork.kept):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        pieces = _layer(block, folded(subnetwork, layer))
+        pieces = _layer(block, folded(subnetwork, layer, model.config))
         named |= {f"model.layers.{place}.{name}.weight": piece for name, piece in pieces.items()}
     return named
 
 
 def _layer(block: Block, scales: Folded) -> dict[str, Piece]:
-    """The tensors of one layer, the scales of its branches folded into their last projections."""
+    """The tensors of one layer, with the scales of its norms and of its branches folded into them."""
     cuts, groups, size = block.layout, block.heads, block.head_size
     qkv, out = block.qkv.weight.detach(), block.attention_out.weight.detach()
     queries, width = out.shape[1], out.shape[0]
@@ -128,12 +130,12 @@ def _layer(block: Block, scales: Folded) -> dict[str, Piece]:
     query_GRKD = qkv[:queries].view(-1, groups, size, width).transpose(0, 1)
     output_DGRK = out.view(width, -1, groups, size).transpose(1, 2)
     return {
-        "input_layernorm": whole(block.attention_norm.weight),
+        "input_layernorm": whole(block.attention_norm.weight, scales.norm),
         "self_attn.q_proj": Piece(query_GRKD, (queries, width)),
         "self_attn.k_proj": whole(key),
         "self_attn.v_proj": whole(value),
         "self_attn.o_proj": Piece(output_DGRK, (width, queries), scales.attention),
-        "post_attention_layernorm": whole(block.mlp_norm.weight),
+        "post_attention_layernorm": whole(block.mlp_norm.weight, scales.norm),
         "mlp.gate_proj": whole(gate),
         "mlp.up_proj": whole(up),
         "mlp.down_proj": whole(block.mlp_out.weight, scales.mlp),

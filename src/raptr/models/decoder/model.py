@@ -55,6 +55,7 @@ class Block(nn.Module):
         )
         s, branch = inputs.layer_scale, inputs.branch_scale
         t = times(times(s, branch), inputs.part_scale)
+        qkv, mlp_in = scaled(qkv, inputs.norm_scale), scaled(mlp_in, inputs.norm_scale)
         o_BSE = self.attended(F.linear(normed(self.attention_norm, x_BSD), qkv), context)
         a_BSD: Tensor = self.dropout(F.linear(o_BSE, scaled(project, times(branch, inputs.head_scale))))
         h_BSD = x_BSD + a_BSD
