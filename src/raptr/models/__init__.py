@@ -1,1 +1,1 @@
-"""Who is trained: models whose forward takes the step's subnetwork, and attach() for other people's."""
+"""The models that are trained: raptr's own, whose forward takes a subnetwork, and `attach` for other people's."""

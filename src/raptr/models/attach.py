@@ -1,39 +1,43 @@
-"""Subnetworks inside models whose `forward` takes no subnetwork: of layers, and where blocks are known also of heads
-and MLP parts.
+"""Run subnetworks inside models whose `forward` takes no subnetwork. A subnetwork may leave out layers and, in blocks
+whose structure is recognised, also heads and MLP parts.
 
     routed = attach(model)
     with running(routed, subnetwork):
         loss = model(**batch).loss
     loss.backward()
 
-Inside `running` every entry of the model's block list is a stand-in that calls the real block, scales it or
-leaves it out; on exit the real blocks are back. Nothing else is touched: no `forward` is rebound, no hook is
-registered, parameter and state-dict names are the same inside and outside. The choice is made outside the
-blocks, so blocks compiled one by one are never recompiled for it. A model compiled as a whole is refused: its
-one graph would be compiled anew for every subset (as it is, unseen, when `torch.compile` wraps the model later).
+Inside `running` every entry of the model's block list is a stand-in, which calls the real block, scales its update or
+bypasses it; on exit the real blocks are put back. Nothing else is touched: no `forward` is rebound, no hook stays
+behind, and the names of parameters and state-dict keys are the same inside and outside. The choice is made outside
+the blocks, so blocks that are compiled one by one are not recompiled for another subnetwork. A model that is compiled
+as a whole is refused, because its single graph would be recompiled for every subset. (A wrapper that `torch.compile`
+puts around the model later cannot be detected, and does recompile.)
 
-An encoder-decoder has two lists. `attach(model, ["encoder.block", "decoder.block"])` takes their blocks as the layers
-of one subnetwork, in this order; nested `running` of one `Routed` per list gives each a subnetwork of its own.
+An encoder-decoder has two lists. `attach(model, ["encoder.block", "decoder.block"])` takes the blocks of both, in this
+order, as the layers of one subnetwork. To run a separate subnetwork in each list, attach each list by itself and nest
+the two `running`.
 
-What a block returns (a tensor, or a tuple or list that begins with the hidden states) is learnt from blocks that run,
-and so is what they pass on to the next block besides the hidden states (T5's position bias, for example): a bypassed
-block passes on what it was given, and a scale leaves it as it is. Where a bypassed block comes before any has run,
-that block runs once, without gradients and with random numbers and buffers put back: one such probe per list and
-combination of call flags.
+The stand-ins learn from the blocks that run what a block returns (a tensor, or a tuple or list that begins with the
+hidden states), and what it passes to the next block besides the hidden states, such as T5's position bias. A bypassed
+block passes on such a value as it received it, and scales do not apply to it. If a block is bypassed before any block
+of its list has run, it runs once as a probe, without gradients; random-number state and buffers are restored
+afterwards. There is one probe for each list and combination of call flags.
 
-Heads and MLP parts are available where `narrowing` knows the blocks: `routed.shape` counts them. Elsewhere a subnetwork
-that selects some of them is refused. While such a block runs, its linear maps are stand-ins for their kept slices. The
-first time that a layer runs in part, it also runs whole, without gradients, to see that the kept slices give what they
-should.
+Heads and MLP parts can be selected in blocks that `narrowing` recognises; `routed.shape` counts them. In other blocks
+a subnetwork that selects some of them is refused. While a block runs in part, stand-ins for its linear layers use only
+the kept slices of their weights. The first time that a layer runs in part, it also runs whole, without gradients, to
+check that the kept slices compute the same as within the whole block.
 
-A scale multiplies the whole block, y = x + s·(block(x) - x): the paper's definition. `output_hidden_states` of
-`transformers` has its entry for every layer; a bypassed one repeats its input. A checkpoint around several blocks
-needs its backward pass inside `running` too; checkpointing within each block (as in `transformers`) does not.
+A scale multiplies the update of the whole block, y = x + s·(block(x) - x), which is the paper's definition.
+`output_hidden_states` of `transformers` still has one entry for each layer; a bypassed layer repeats its input.
+Activation checkpointing around several blocks needs the backward pass inside `running` too; checkpointing within each
+block, as in `transformers`, does not.
 
-Refused, since the result would silently be wrong: a context in which none of the blocks is called (a copy of the
-model ran), a block list replaced after `attach`, a bypassed block that computes what the others receive or read, a list
-of parts of layers (XLM's attentions), a filled key-value cache with anything idle (`generate` needs use_cache=False),
-`nn.DataParallel` on several GPUs, and `load_state_dict` or pickling inside `running`.
+Some uses would silently give wrong results and are refused: a context in which no block is called (a copy of the model
+ran), a block list that was replaced after `attach`, bypassing a block that computes what other blocks receive or read,
+a list whose entries are only parts of layers (XLM's attentions), a filled key-value cache in a subnetwork that leaves
+anything out (`generate` needs use_cache=False), `nn.DataParallel` on several GPUs, and `load_state_dict` or pickling
+inside `running`.
 """
 
 import copy
@@ -65,22 +69,22 @@ from raptr.subnetworks.value import Kept, Shape, Subnetwork, Width
 
 @final
 class Routed:
-    """A model with the lists of its residual blocks; made by `attach`, used by `running`."""
+    """A model and the lists of its residual blocks, as `attach` returns it for `running`."""
 
     def __init__(self, model: nn.Module, lists: tuple[BlockList, ...], mlp_parts: int | None = None) -> None:
         self.model, self.lists = model, lists
-        # How the blocks are cut into heads and MLP parts; empty where only depth is available.
+        # How each block divides into heads and MLP parts; empty if subnetworks can only leave out whole layers.
         self.anatomies: tuple[Anatomy, ...] = anatomies([original(block) for block in self.blocks], mlp_parts)
-        # The length of the last sequences of which some heads or MLP parts ran.
+        # The sequence length of the last batch for which a layer ran in part.
         self.length = 0
         # Whether a block was called since `running` was entered.
         self.called = False
-        # The layers whose heads or MLP parts were found to give what they should.
+        # The (axis, layer) pairs that have passed `Part.check`.
         self._checked: set[tuple[Width, int]] = set()
 
     @property
     def path(self) -> str:
-        """Where the blocks are in the model; several lists are separated by commas."""
+        """The path of the block list in the model; the paths of several lists are separated by commas."""
         return ", ".join(blocks.path for blocks in self.lists)
 
     @property
@@ -90,19 +94,19 @@ class Routed:
 
     @property
     def layers(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks in all lists."""
         return sum(len(blocks.module) for blocks in self.lists)
 
     @property
     def shape(self) -> Shape:
-        """What a method is made for: heads (groups of them that share keys and values) and parts are 1 if unknown."""
+        """The shape to make a method for. Heads that share keys and values count as one; unknown counts are 1."""
         first = next(iter(self.anatomies), None)
         return Shape(self.layers) if first is None else Shape(self.layers, first.heads, first.parts)
 
     def layers_run(self, subnetwork: Subnetwork, length: int | None = None) -> float:
-        """How many layers run; one of which some heads or MLP parts run counts by its FLOPs, relative to the whole.
+        """Return how many layers run; a layer that runs in part counts as its share of the whole layer's FLOPs.
 
-        They depend on the length of the sequences; None: that of the last batch of which a part ran.
+        This share depends on the sequence length; None: the length of the last batch for which a layer ran in part.
         """
         if not _axes(subnetwork):
             return subnetwork.size
@@ -117,7 +121,7 @@ class Routed:
         return total
 
     def need(self, axis: Width, problem: str) -> None:
-        """Refuse an axis along which the blocks cannot run in part."""
+        """Raise a ValueError that begins with `problem` if the blocks cannot run in part along this axis."""
         if not self.anatomies:
             raise only_depth(problem, [original(block) for block in self.blocks], axis)
         if self.anatomies[0].units(axis) == 1:
@@ -130,7 +134,7 @@ class Routed:
 
 @final
 class _StandIn(nn.Module):
-    """Takes a block's place in the list for one context: runs it plainly, scaled, or not at all."""
+    """Takes a block's place in its list inside one `running`: runs the block unscaled, scaled, or not at all."""
 
     block: nn.Module
 
@@ -149,7 +153,7 @@ class _StandIn(nn.Module):
         self.training = block.training
         self._routed, self._blocks, self._layer = routed, blocks, layer
         self._scale, self._part, self._uncached = scale, part, uncached
-        # What the block was given, if there is a mapping among it.
+        # The hidden states and arguments of the last call, if one of them is a mapping that blocks may write to.
         self._given: tuple[Tensor, tuple[Any, ...], dict[str, Any]] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +166,7 @@ class _StandIn(nn.Module):
         blocks.follow(self._layer, x)
         given = blocks.receive(given)
         args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
-        # Where the backward pass does not need it, what running layers were given is not kept in memory.
+        # Without gradients, autograd does not hold the arguments of a running block, so they should not be kept here.
         keep = scale == 0 or torch.is_grad_enabled()
         if keep and any(isinstance(value, MutableMapping) for value in given.values()):
             self._given = x, args, kwargs
@@ -174,7 +178,7 @@ class _StandIn(nn.Module):
                 record(block, (x,), bypassed)
             blocks.precede(self._layer, x)
             return bypassed
-        # Inference tensors do not count their in-place changes.
+        # Inference tensors have no version counter.
         version = 0 if x.is_inference() else x._version
         if scale == 1:
             output, recorders = self._run(x, args, kwargs), []
@@ -219,7 +223,7 @@ class _StandIn(nn.Module):
             raise
 
     def _check_stored(self, missing: KeyError) -> None:
-        """Refuse the subnetwork if a bypassed block would have stored what this one looks for in a mapping."""
+        """Refuse the subnetwork if a bypassed block would have stored the key that this block looks up in a mapping."""
         before = [entry for entry in self._blocks.module if isinstance(entry, _StandIn) and entry._layer < self._layer]
         storing = {entry: stored(entry.block, *entry._given) for entry in before if entry._given is not None}
         needed = [entry._layer + 1 for entry, keys in storing.items() if entry._scale == 0 and missing.args[0] in keys]
@@ -235,12 +239,12 @@ class _StandIn(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Python's own protocols must not find the block's methods here; models read plain settings.
+            # Models read plain attributes of their blocks. Special methods must not resolve to the block's.
             if name.startswith("__") or name == "block":
                 raise
             return getattr(self.block, name)
 
-    # The next three keep names, keys and copies made inside the context those of the real block.
+    # The next three methods make names, state-dict keys and deep copies inside the context those of the real block.
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from self.block.named_modules(*args, **kwargs)
 
@@ -250,7 +254,7 @@ class _StandIn(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(self.block, memo)
 
-    # Loading would find no weights here, and a saved model would run this subnetwork for ever.
+    # A stand-in has no weights to load into, and a pickled one would run this subnetwork for ever.
     def _load_from_state_dict(self, *_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError(
             f"load_state_dict was called inside `running`, where the blocks at {self._blocks.path!r} are stand-ins. "
@@ -267,25 +271,25 @@ class _StandIn(nn.Module):
 def attach(
     model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None = None, *, mlp_parts: int | None = None
 ) -> Routed:
-    """Find the model's list of residual blocks (or take those named or given), changing nothing in it.
+    """Find the model's list of residual blocks, or take the lists in `blocks`; the model is not changed.
 
-    `mlp_parts` is the number of parts that MLPs are cut into: 4 unless given, or 1 where their width is not a multiple
-    of 4.
+    `blocks` is a list of blocks or its path in the model, or a sequence of these. `mlp_parts` is the number of parts
+    that each MLP is cut into; None: 4, or 1 if an MLP's width is not a multiple of 4.
     """
     _check_uncompiled("attach", model)
     lists = find_lists(model, blocks)
-    for one in lists:
-        names = one.path.split(".")
-        for depth in range(len(names)):  # a module of the model, such as the one inside a LightningModule
+    for block_list in lists:
+        names = block_list.path.split(".")
+        for depth in range(len(names)):  # an inner model may be compiled, such as the one in a LightningModule
             _check_uncompiled("attach", model.get_submodule(".".join(names[:depth])))
-        if any(isinstance(block, _StandIn) for block in one.module):
-            raise RuntimeError(f"attach: the blocks at {one.path!r} are inside `running`; attach outside of it")
+        if any(isinstance(block, _StandIn) for block in block_list.module):
+            raise RuntimeError(f"attach: the blocks at {block_list.path!r} are inside `running`; attach outside of it")
     return Routed(model, lists, mlp_parts)
 
 
 @contextmanager
 def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
-    """Let the model run this subnetwork inside the context; the whole model is back on exit."""
+    """Let the model run this subnetwork inside the context, and restore the whole model on exit."""
     _check(routed, subnetwork)
     routed.called = False
     real = [(blocks, name, block) for blocks in routed.lists for name, block in blocks.entries().items()]
@@ -319,21 +323,21 @@ def running(routed: Routed, subnetwork: Subnetwork) -> Iterator[None]:
 
 
 def _parts(routed: Routed, subnetwork: Subnetwork) -> dict[int, Part]:
-    """What runs of each layer that runs, where that is not the whole."""
+    """The kept heads and MLP parts of each running layer; empty if all layers run whole."""
     if not _axes(subnetwork):
         return {}
     like = next(routed.model.parameters())
     parts: dict[int, Part] = {}
     inputs = unpack(pack(subnetwork, like.dtype).to(like.device), signature(subnetwork))
-    for layer, given in zip(subnetwork.kept, inputs, strict=True):
-        index: dict[Width, Tensor | None] = {"heads": given.heads_H, "parts": given.parts_P}
-        scales: dict[Width, Tensor | None] = {"heads": given.head_scale, "parts": given.part_scale}
+    for layer, layer_inputs in zip(subnetwork.kept, inputs, strict=True):
+        index: dict[Width, Tensor | None] = {"heads": layer_inputs.heads_H, "parts": layer_inputs.parts_P}
+        scales: dict[Width, Tensor | None] = {"heads": layer_inputs.head_scale, "parts": layer_inputs.part_scale}
         parts[layer] = Part(original(routed.blocks[layer]), routed.anatomies[layer], index, scales)
     return parts
 
 
 def _axes(subnetwork: Subnetwork) -> dict[Width, Kept | None]:
-    """The axes besides depth on which a subnetwork is not the whole."""
+    """The axes other than depth that a subnetwork reduces or scales, with the kept units (None: all of them)."""
     axes: dict[Width, tuple[Kept | None, float]] = {
         "heads": (subnetwork.heads, subnetwork.head_scale),
         "parts": (subnetwork.parts, subnetwork.part_scale),
@@ -345,10 +349,10 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
     _check_uncompiled("running", routed.model)
     for blocks in routed.lists:
         try:
-            there = routed.model.get_submodule(blocks.path)
+            current = routed.model.get_submodule(blocks.path)
         except AttributeError:
-            there = None
-        if there is not blocks.module:
+            current = None
+        if current is not blocks.module:
             raise RuntimeError(
                 f"running: the block list at {blocks.path!r} was replaced after `attach`, so the model would run "
                 "without the subnetwork. Attach the model again."
@@ -356,9 +360,9 @@ def _check(routed: Routed, subnetwork: Subnetwork) -> None:
     if any(isinstance(block, _StandIn) for block in routed.blocks):
         raise RuntimeError(f"running: the blocks at {routed.path!r} run a subnetwork already; leave it first")
     if subnetwork.layers != routed.layers:
-        found = "is 1 block" if routed.layers == 1 else f"are {routed.layers} blocks"
+        count = "is 1 block" if routed.layers == 1 else f"are {routed.layers} blocks"
         raise ValueError(
-            f"running: the subnetwork has {subnetwork.layers} layers, and there {found} at {routed.path!r}. Layers "
+            f"running: the subnetwork has {subnetwork.layers} layers, and there {count} at {routed.path!r}. Layers "
             "that share one block cannot be left out one by one. Otherwise make the method for "
             f"shape=Shape(layers={routed.layers}); a method that grows the model needs one with "
             "method.shape(step).layers blocks, attached again after each growth."

@@ -1,8 +1,11 @@
-"""Self-attention over whole sequences, inside segments of them (documents, all but padding), or with a prefix.
+"""Self-attention over whole sequences, within segments (documents, or everything but padding), or with a bidirectional
+prefix.
 
-Shapes: B batch, H heads, S sequence, K head size, T tiles: the blocks of a block mask. Under a mask, a GPU runs
-`flex_attention`, which skips the blocks that nobody sees; the CPU, where that has no backward pass, uses a dense mask.
-Both compute the same. Short whole sequences in bfloat16 have a kernel of their own on a GPU.
+Shapes: B batch, H heads, G key-value heads, S sequence, K head size, T tiles: the blocks of a block mask.
+
+With a mask, a GPU runs `flex_attention`, which skips blocks without visible pairs. The CPU uses a dense mask, because
+`flex_attention` has no backward pass there. Both compute the same. Short unmasked sequences in bfloat16 have a kernel
+of their own on a GPU.
 """
 
 from dataclasses import dataclass
@@ -16,21 +19,21 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from raptr.models.fused import short_attention
 
-BLOCK = 128  # positions of a block of a block mask, on both sides
+BLOCK = 128  # queries, and keys, in one block of a block mask
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Which positions may attend to which, made once for all layers: a dense mask or a block mask."""
+    """Which positions may attend to which: a dense mask or a block mask, built once for all layers of a step."""
 
     dense_B1SS: Tensor | None = None
     blocks: BlockMask | None = None
 
 
 def make_segments(segments_BS: Tensor | None, *, causal: bool = False) -> Segments | None:
-    """The mask under which tokens attend to those of their own segment only; if `causal`, of these not to later ones.
+    """Return the mask in which tokens attend only to tokens of their own segment, and if `causal` not to later ones.
 
-    None where a sequence is one segment: `attend` then needs no mask.
+    Return None if `segments_BS` is None: each sequence is then one segment, and `attend` needs no mask.
     """
     if segments_BS is None:
         return None
@@ -41,9 +44,9 @@ def make_segments(segments_BS: Tensor | None, *, causal: bool = False) -> Segmen
 
 
 def segment_blocks(segments_BS: Tensor, *, causal: bool) -> BlockMask:
-    """The same as a block mask, from the least and the largest segment of each block.
+    """Return the mask of `make_segments` as a block mask, derived from the least and largest segment of each block.
 
-    Where segments ascend, these are the blocks in which something is seen; elsewhere there may be more of them.
+    If segments ascend along the sequence, it has exactly the blocks with visible pairs; otherwise it may have more.
     """
     length = segments_BS.shape[1]
 
@@ -63,7 +66,7 @@ def segment_blocks(segments_BS: Tensor, *, causal: bool) -> BlockMask:
 
 
 def make_prefix(prefix_B: Tensor, length: int) -> Segments:
-    """The mask under which position q attends to k where k <= q or k < prefix."""
+    """Return the mask in which position q attends to position k if k <= q or k < prefix."""
     if prefix_B.is_cuda:
         return Segments(blocks=prefix_blocks(prefix_B, length))
     place_S = torch.arange(length, device=prefix_B.device)
@@ -72,7 +75,7 @@ def make_prefix(prefix_B: Tensor, length: int) -> Segments:
 
 
 def prefix_blocks(prefix_B: Tensor, length: int) -> BlockMask:
-    """The same as a block mask, from what a prefix means for whole blocks."""
+    """Return the mask of `make_prefix` as a block mask, computed for whole blocks."""
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) | (k < prefix_B[b])
@@ -85,26 +88,29 @@ def prefix_blocks(prefix_B: Tensor, length: int) -> BlockMask:
 
 
 def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The numbers of the blocks of queries, as a column, and of those of keys."""
+    """The indices of the blocks of queries, (T, 1), and of the blocks of keys, (T,)."""
     tile_T = torch.arange(-(-length // BLOCK), device=device)
     return tile_T.unsqueeze(1), tile_T
 
 
 def _blocks(needed_BTT: Tensor, full_BTT: Tensor, seen: Any, length: int) -> BlockMask:
-    """A block mask from the blocks of which something is seen, and of these the ones that are seen whole.
+    """Build a block mask from the blocks with visible pairs and, among these, the fully visible blocks.
 
-    Like what it is given, of tensor operations of fixed shapes alone, so that a CUDA graph can hold them;
-    `create_block_mask` would look at every pair of positions in every step.
+    This and the computation of its arguments use only tensor operations of fixed shapes, so that a CUDA graph can
+    contain them. `create_block_mask` would evaluate every pair of positions in every step.
     """
     row_T1, tile_T = _tiles(length, needed_BTT.device)
-    # A tile that reaches beyond the sequence is never seen whole.
+    # A block that extends beyond the sequence is never fully visible.
     full_BTT = full_BTT & ((torch.maximum(row_T1, tile_T) + 1) * BLOCK <= length)
-    some, whole = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
-    return BlockMask.from_kv_blocks(*some, *whole, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
+    partial, full = _ordered(needed_BTT & ~full_BTT), _ordered(full_BTT)
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(length, length))
 
 
 def _ordered(tiles_BTT: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are marked, and all blocks of the row, these first; for all heads."""
+    """For each row: the number of marked blocks, and the indices of all its blocks, marked ones first.
+
+    The second dimension has size 1, so that all heads share them.
+    """
     marked_B1TT = tiles_BTT.unsqueeze(1).int()
     order = torch.argsort(marked_B1TT, dim=-1, descending=True, stable=True)
     return marked_B1TT.sum(-1, dtype=torch.int32), order.int()
@@ -113,7 +119,10 @@ def _ordered(tiles_BTT: Tensor) -> tuple[Tensor, Tensor]:
 def self_attention(
     x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int, segments: Segments | None = None
 ) -> Tensor:
-    """All heads' outputs side by side, before the projection; `weight` makes queries, keys and values of x."""
+    """Return the concatenated outputs of all heads, (B, S, H·K), before the output projection.
+
+    `weight` and `bias` are those of the fused projection to queries, keys and values.
+    """
     fused_BSD = short_attention(x_BSD, weight, bias, head_size) if segments is None else None
     if fused_BSD is not None:
         return fused_BSD
@@ -125,18 +134,18 @@ def self_attention(
 def attend(
     q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, segments: Segments | None, *, causal: bool = False
 ) -> Tensor:
-    """Scaled dot-product attention, (B, H, S, K); H / G neighbouring queries share keys and values.
+    """Return scaled dot-product attention, (B, H, S, K); H / G neighbouring query heads share keys and values.
 
-    `causal` says what None as `segments` means: not to attend to later positions.
+    `causal` matters only if `segments` is None: positions then attend to no later ones.
     """
     grouped = q_BHSK.shape[1] != k_BGSK.shape[1]
     if segments is not None and segments.blocks is not None:
-        mask, given = segments.blocks, (q_BHSK, k_BGSK, v_BGSK)
+        mask, qkv = segments.blocks, (q_BHSK, k_BGSK, v_BGSK)
         if torch.compiler.is_compiling():
-            attended: Tensor = flex_attention(*given, block_mask=mask, enable_gqa=grouped)
+            attended: Tensor = flex_attention(*qkv, block_mask=mask, enable_gqa=grouped)
         else:
-            with torch.compiler.set_stance("default"):  # evaluation runs uncompiled but for this
-                attended = _flex()(*given, block_mask=mask, enable_gqa=grouped)
+            with torch.compiler.set_stance("default"):  # evaluation runs uncompiled, except for this
+                attended = _flex()(*qkv, block_mask=mask, enable_gqa=grouped)
         return attended
     dense = None if segments is None else segments.dense_B1SS
     return F.scaled_dot_product_attention(
@@ -146,5 +155,5 @@ def attend(
 
 @cache
 def _flex() -> Any:
-    """`flex_attention` compiled: uncompiled it would build the whole matrix of scores."""
+    """Return `flex_attention` compiled; uncompiled it would materialise the whole matrix of attention scores."""
     return torch.compile(flex_attention, dynamic=False)

@@ -1,4 +1,4 @@
-"""Calling other people's blocks: what they are given, what they return, and calls that leave no trace."""
+"""Calls of other people's blocks: their arguments and outputs, and calls without side effects."""
 
 import copy
 import inspect
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from raptr.models.blocklists import BlockList
 
-# Where `transformers` defines the hooks that collect hidden states from the blocks.
+# The module of `transformers` that defines the forward hooks which collect the blocks' hidden states.
 RECORDERS = "transformers.utils.output_capturing"
 
 
 def check_caches(blocks: BlockList, values: Iterable[object]) -> None:
-    """Refuse caches of an earlier call: models read how long they are from a layer that may be bypassed."""
+    """Refuse key-value caches filled by an earlier call: models read their length from a layer that may be bypassed."""
     for value in values:
         if any(_filled(value, layer) for layer in range(len(blocks.module))):
             raise ValueError(
@@ -26,26 +26,26 @@ def check_caches(blocks: BlockList, values: Iterable[object]) -> None:
 
 
 def _filled(cache: object, layer: int) -> bool:
-    """Whether a cache of `transformers` holds something of a layer: keys and values, or a recurrent state."""
+    """Whether a cache of `transformers` has an entry for this layer: keys and values, or a recurrent state."""
     for question in ("get_seq_length", "has_previous_state"):
         ask = getattr(cache, question, None)
         try:
             if ask is not None and bool(ask(layer)):
                 return True
         except (AttributeError, IndexError, ValueError):
-            continue  # a layer or a cache of the other kind
+            continue  # this kind of layer or cache cannot answer the question
     return False
 
 
 def recorders_of(block: nn.Module) -> dict[int, Any]:
-    """The hooks with which `transformers` collects what a block returns: they must see what the stand-in returns."""
+    """The block's hooks that collect its outputs for `transformers`; they must see the stand-in's output instead."""
     hooks = original(block)._forward_hooks
     return {key: hook for key, hook in hooks.items() if getattr(hook, "__module__", "") == RECORDERS}
 
 
 @contextmanager
 def unrecorded(block: nn.Module) -> Iterator[list[Any]]:
-    """Keep the recorders of a block from what it returns; gives them to be called with something else."""
+    """Remove the block's recorder hooks inside the context, and yield them to be called with another output."""
     hooks, recorders = original(block)._forward_hooks, recorders_of(block)
     before = dict(hooks)
     for key in recorders:
@@ -59,13 +59,13 @@ def unrecorded(block: nn.Module) -> Iterator[list[Any]]:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`'s wrapper, or the module itself."""
+    """The module that `torch.compile` wrapped, or the module itself if it is not wrapped."""
     original = module._modules.get("_orig_mod")
     return module if original is None else original
 
 
 def hidden_states(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """The hidden states: the first positional argument, or the one named as the block's first parameter."""
+    """Return the hidden states among a block's arguments: the first one, positional or by its keyword."""
     name = "" if args else next(iter(inspect.signature(original(block).forward).parameters), "")
     x = args[0] if args else kwargs.get(name)
     if not isinstance(x, Tensor):
@@ -76,14 +76,14 @@ def hidden_states(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def check_output(output: Any, x: Tensor) -> None:
-    """Refuse what a bypass cannot imitate."""
+    """Refuse an output that a bypass cannot imitate: hidden states must come alone or first, and be shaped like `x`."""
     first = output[0] if type(output) in (tuple, list) and output else output
     if not isinstance(first, Tensor):
         raise ValueError(
             f"running: a block returned {type(output).__name__}; a tensor, or a tuple or list that begins "
             "with the hidden states, is allowed"
         )
-    # Nested tensors (`nn.TransformerEncoder` with padding makes them) have no shape to compare.
+    # Nested tensors, which `nn.TransformerEncoder` makes of padded input, have no shape to compare.
     if first.is_nested != x.is_nested or (not x.is_nested and first.shape != x.shape):
         raise ValueError(
             f"running: a block made {tuple(first.shape)} of {tuple(x.shape)}; only residual blocks, which "
@@ -92,7 +92,7 @@ def check_output(output: Any, x: Tensor) -> None:
 
 
 def probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a block returns, from one run that leaves no trace."""
+    """Call the block once without side effects, and return its output."""
     with aside(block, x):
         output = block(*map(_apart, args), **{name: _apart(value) for name, value in kwargs.items()})
         check_output(output, x)
@@ -100,27 +100,31 @@ def probe(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def stored(block: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
-    """The keys that a block writes to in mappings that it is given, from one run that leaves no trace."""
+    """Call the block once without side effects, and return the keys that it writes in its mapping arguments."""
     pairs = {key: (value, _apart(value)) for key, value in [*enumerate(args), *kwargs.items()]}
-    with aside(block, x), suppress(KeyError):  # a block that reads what is missing too
+    with aside(block, x), suppress(KeyError):  # this block, too, may miss a key
         block(*(pairs[place][1] for place in range(len(args))), **{name: pairs[name][1] for name in kwargs})
     return [
         key
-        for given, written in pairs.values()
+        for before, written in pairs.values()
         if isinstance(written, MutableMapping)
         for key in written
-        if written[key] is not given.get(key)
+        if written[key] is not before.get(key)
     ]
 
 
 @contextmanager
 def aside(block: nn.Module, x: Tensor) -> Iterator[None]:
-    """Calls of a block that leave no trace: without gradients, random numbers and buffers put back."""
+    """Make calls of a block inside the context free of side effects.
+
+    They build no graph, reach no recorder hook, and run uncompiled. On exit random-number state and buffers are
+    restored.
+    """
     device = [] if x.device.type == "cpu" else [x.device]
     kind = "cuda" if x.device.type == "cpu" else x.device.type
     buffers = [(buffer, buffer.clone()) for buffer in block.buffers()]
     with torch.no_grad(), torch.random.fork_rng(device, device_type=kind), ExitStack() as stack:
-        # Compiled blocks run uncompiled here: a graph without gradients would be made for this one run.
+        # Otherwise compiled blocks would be compiled once more, without gradients, for this one call.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in original(block).modules():
             stack.enter_context(unrecorded(module))
@@ -132,7 +136,7 @@ def aside(block: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def call_uncached(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a block returns without a cache of `transformers`, which it would write to."""
+    """Call the block without the key-value cache of `transformers`, to which it would write."""
     return block(*map(_no_cache, args), **{name: _no_cache(value) for name, value in kwargs.items()})
 
 
@@ -141,5 +145,5 @@ def _no_cache(value: Any) -> Any:
 
 
 def _apart(value: Any) -> Any:
-    """A copy of a mapping in which blocks may store what later ones read (Gemma 4's keys and values)."""
+    """Copy a mapping, in which blocks may store values for later blocks (Gemma 4's keys and values)."""
     return copy.copy(value) if isinstance(value, MutableMapping) else value

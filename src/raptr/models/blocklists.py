@@ -1,4 +1,4 @@
-"""The lists of residual blocks in other people's models: finding them, and what their blocks pass to each other."""
+"""Find the lists of residual blocks in other people's models, and learn what their blocks pass to each other."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -6,50 +6,48 @@ from typing import Any, final
 from torch import Tensor, nn
 
 Blocks = nn.ModuleList | nn.Sequential
-# What a block was called with: a position or a keyword.
-Key = int | str
+Key = int | str  # an argument of a block's call, by position or keyword
 Flags = tuple[object, ...]
-# A place behind the hidden states in what blocks return.
-Place = tuple[Flags, int]
+Place = tuple[Flags, int]  # an entry of a block's output: the call flags, and its index after the hidden states
 
 
 @final
 class BlockList:
-    """One list of blocks, and what was learnt of what its blocks return and pass on, by call flags.
+    """One list of blocks, with what has been learnt about the values that its blocks return and pass on.
 
-    Call flags such as `output_attentions` decide what is returned, so everything is kept for each combination.
+    Call flags such as `output_attentions` decide what is returned, so this is kept for each combination of flags.
     """
 
     def __init__(self, path: str, module: Blocks, beside: Sequence[str] = ()) -> None:
         self.path, self.module = path, module
-        # Lists of the same module that are as long: entries of all of them may make up a layer.
+        # The paths of equally long lists in the same module. Their entries may be parts of the same layers.
         self._beside = beside
-        # The last layer and the hidden states that it returned, until blocks are seen to get them from each other.
+        # The last layer and its hidden states; kept until a block is seen to receive its predecessor's output.
         self._returned: tuple[int, Tensor] | None = None
-        # How a block returns the hidden states: as a bare tensor, or first in a tuple or list of this many entries.
+        # The output's type and number of entries: a bare tensor, or a tuple or list that begins with the hidden states.
         self.returns: dict[Flags, tuple[type[Any], int]] = {}
-        # The argument that passes on what a block returned behind the hidden states.
+        # For each further entry of the output that is passed on: the argument that receives it in the next block.
         self._passed: dict[Place, Key] = {}
-        # Those of them that a block made, rather than returned as it had been given them.
+        # Of these, the entries that a block computes itself instead of returning an argument unchanged.
         self._made: set[Place] = set()
-        # What the last block made, to notice a model that passes it on.
+        # The entries that the last block computed. If the next block receives one, the model passes it on.
         self._last: dict[Place, Any] = {}
-        # The last layer and what it was given, if it ran only to learn what it returns.
+        # The last layer and its arguments, if it ran only as a probe.
         self._probed: tuple[int, Mapping[Key, Any]] | None = None
 
     def entries(self) -> dict[str, nn.Module]:
-        """The blocks by their names in the list; a block that stands there twice has two."""
+        """The blocks by their names in the list; a block that is listed twice has two names."""
         return {name: block for name, block in self.module._modules.items() if block is not None}
 
     def precede(self, layer: int, x: Tensor) -> None:
-        """After a layer: remember what it returned, where that decides whether the entries are layers."""
+        """Record the hidden states `x` that a layer returned, as long as `follow` has to check them."""
         self._returned = (layer, x) if self._beside else None
 
     def follow(self, layer: int, x: Tensor) -> None:
-        """Before a layer: refuse a part of layers, which does not get what the entry before it returned."""
+        """Check that a layer receives its predecessor's output `x`; if not, the entries are only parts of layers."""
         if self._returned is None or self._returned[0] != layer - 1:
             return
-        if self._returned[1].data_ptr() != x.data_ptr():  # one tensor, or one detached from it
+        if self._returned[1].data_ptr() != x.data_ptr():  # a detached tensor has the same address
             raise ValueError(
                 f"running: the entries of {self.path!r} do not get what the one before returned: they are parts of "
                 f"layers, as those of {', '.join(map(repr, self._beside))} may be. Only whole residual layers can be "
@@ -58,7 +56,10 @@ class BlockList:
         self._beside = ()
 
     def receive(self, given: Mapping[Key, Any]) -> dict[Key, Any]:
-        """Before each block: see what it is given of the one before; returns its arguments."""
+        """Note which arguments of a block come from the block before it; return the arguments to call it with.
+
+        If the block before it ran only as a probe, what that computed is replaced by what a bypassed layer passes on.
+        """
         received = dict(given)
         for key, value in given.items():
             for place, extra in self._last.items():
@@ -71,11 +72,11 @@ class BlockList:
         return received
 
     def learn(self, flags: Flags, given: Mapping[Key, Any], output: Any) -> None:
-        """After a block: how it returned what."""
+        """Learn from a block's arguments and output how it returns the hidden states, and what else it returns."""
         first, *rest = (output,) if isinstance(output, Tensor) else output
         self.returns[flags] = (type(output), 1 + len(rest))
         for index, extra in enumerate(rest):
-            # Equal numbers and strings may be one object without having been passed on.
+            # Equal numbers and strings may be the same object although nothing was passed on.
             if extra is not None and extra is not first and not isinstance(extra, bool | int | float | str):
                 key = next((key for key, value in given.items() if value is extra), None)
                 if key is None:
@@ -84,7 +85,7 @@ class BlockList:
                     self._passed[flags, index] = key
 
     def bypass(self, layer: int, x: Tensor, flags: Flags, given: Mapping[Key, Any], probed: Any) -> Any:
-        """What a layer returns that does nothing; `probed` is what its block returned in a probe, if there was one."""
+        """Return the output of a bypassed layer; `probed` is what its block returned in a probe, None without one."""
         if probed is not None:
             self.learn(flags, given, probed)
             self._probed = layer, given
@@ -92,14 +93,14 @@ class BlockList:
         if issubclass(kind, Tensor):
             return x
         places = [(flags, index) for index in range(length - 1)]
-        # What was made in the probe shows, if the next block is given it, that the model passes it on.
+        # What the probe computed is returned, too: if the next block receives it, the model passes it on.
         passed = [
             self._handed(place, layer, given) if place in self._passed else self._last.get(place) for place in places
         ]
         return kind((x, *passed))
 
     def _handed(self, place: Place, layer: int, given: Mapping[Key, Any]) -> Any:
-        """What a bypassed layer passes on: what it was given."""
+        """Return the argument that a bypassed layer passes on; raise ValueError if it is None and blocks compute it."""
         value = given.get(self._passed[place])
         if value is None and place in self._made:
             raise ValueError(
@@ -110,19 +111,23 @@ class BlockList:
         return value
 
     def forget(self) -> None:
-        """Let go of the tensors of a forward pass."""
+        """Release the tensors of the last forward pass."""
         self._last, self._probed, self._returned = {}, None, None
 
 
 def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] | None) -> tuple[BlockList, ...]:
-    """The model's one list of blocks, or those that are named or given."""
+    """Return the lists named or passed in `blocks`, or the model's single list of blocks if `blocks` is None.
+
+    Raise ValueError if a list is empty, is not in the model, contains lists or overlaps with another one, or if no
+    single list can be chosen.
+    """
     modules = model.named_modules(remove_duplicate=False)
     lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList | nn.Sequential)}
     if blocks is None:
         paths = [_largest(_outermost(lists), lists)]
     else:
-        several = [blocks] if isinstance(blocks, str | nn.ModuleList | nn.Sequential) else blocks
-        paths = [one if isinstance(one, str) else _path(one, lists) for one in several]
+        choices = [blocks] if isinstance(blocks, str | nn.ModuleList | nn.Sequential) else blocks
+        paths = [choice if isinstance(choice, str) else _path(choice, lists) for choice in choices]
     for place, path in enumerate(paths):
         if path not in lists or len(lists[path]) == 0:
             kinds = "nn.ModuleList or nn.Sequential"
@@ -137,7 +142,7 @@ def find_lists(model: nn.Module, blocks: str | Blocks | Sequence[str | Blocks] |
 
 
 def _beside(path: str, lists: Mapping[str, Blocks]) -> list[str]:
-    """The other lists in the same module that are as long as the one at `path`."""
+    """The paths of the other lists in the same module that are as long as the one at `path`."""
     parent, length = path.rpartition(".")[0], len(lists[path])
     others = [other for other, blocks in lists.items() if other != path and len(blocks) == length]
     return [other for other in others if path and other and other.rpartition(".")[0] == parent]
@@ -156,7 +161,10 @@ def _nested(blocks: Blocks) -> bool:
 
 
 def _outermost(lists: Mapping[str, Blocks]) -> dict[str, Blocks]:
-    """The lists that are not inside an entry of another one; a sequence of unlike modules is no list of blocks."""
+    """The possible block lists that are not inside another one.
+
+    An nn.Sequential is possible only if it has several modules, all of one type.
+    """
     likely = {
         path: blocks
         for path, blocks in lists.items()
@@ -170,7 +178,7 @@ def _outermost(lists: Mapping[str, Blocks]) -> dict[str, Blocks]:
 
 
 def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> str:
-    """The path of the one list that is plainly the model's blocks."""
+    """The path of the list that is clearly the model's blocks: none is longer or has over half its parameters."""
     sizes = {
         path: (len(blocks), sum(parameter.numel() for parameter in blocks.parameters()))
         for path, blocks in candidates.items()
@@ -178,12 +186,12 @@ def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> s
     }
     for path, (length, numel) in sizes.items():
         rest = [size for other, size in sizes.items() if other != path]
-        # Twice, so that an encoder and a decoder of equal depth stay a question for the user.
+        # A factor of two, so that the user has to choose between an encoder and a decoder of equal depth.
         if numel > 0 and all(length >= other[0] and numel >= 2 * other[1] for other in rest):
             return path
     largest = max(sizes, key=lambda path: sizes[path][1], default="")
     beside = _beside(largest, lists) if sizes else []
-    if any(not any(entry.children()) for other in beside for entry in lists[other]):  # a single map or norm: no block
+    if any(not any(entry.children()) for other in beside for entry in lists[other]):  # bare linear layers or norms
         raise ValueError(
             f"attach: the entries of {', '.join(map(repr, [largest, *beside]))} are parts of the same layers, and only "
             "whole residual layers can be left out; pass blocks= with a list of those, if the model has one"
@@ -192,7 +200,7 @@ def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> s
 
 
 def _refusal(problem: str, lists: Mapping[str, Blocks]) -> ValueError:
-    found = ", ".join(f"{path!r} ({len(blocks)} entries)" for path, blocks in _outermost(lists).items())
+    names = ", ".join(f"{path!r} ({len(blocks)} entries)" for path, blocks in _outermost(lists).items())
     return ValueError(
-        f"attach: {problem}; pass blocks= with one of, or a list of several of: {found or 'none found in this model'}"
+        f"attach: {problem}; pass blocks= with one of, or a list of several of: {names or 'none found in this model'}"
     )

@@ -1,7 +1,7 @@
-"""The cross entropy of a linear map's scores, some rows at a time, with its gradients: the matrix of all scores never
-exists.
+"""The cross entropy of a linear layer's logits and its gradients, computed in chunks of rows, so that the logits of all
+rows never exist at once.
 
-Shapes: N rows, R rows of a chunk, D width, V vocabulary.
+Shapes: N rows, R rows of a chunk, D width, V vocabulary. `scores` are logits, before the bias is added.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SCORES = 1 << 29  # that exist at a time, at most (of one row at least): 1 GiB in half precision
+SCORES = 1 << 29  # numbers in a chunk of scores, at most (but at least one row): 1 GiB in half precision
 
-# scores_RV, bias_V, labels_R, share, z_loss -> losses_R: the rows' losses with the z-loss in them; over the scores,
-# which do not hold the bias yet, it writes the gradient of `share` times the sum of the losses.
+# (scores_RV, bias_V, labels_R, share, z_loss) -> losses_R, the loss of each row with its z-loss. The function adds the
+# bias itself, and overwrites the scores with their gradient of `share` times the sum of the losses.
 Rowwise = Callable[[Tensor, Tensor | None, Tensor, float, float], Tensor]
 
 
@@ -27,9 +27,10 @@ def chunked_loss(
     gradients: bool = True,
     scores: int = SCORES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The mean loss, and its gradients for x, the weight and the bias: empty tensors where there is none to compute.
+    """Return the mean loss and its gradients for x, the weight and the bias.
 
-    The gradients of weight and bias are sums over chunks, in float32 at least.
+    The gradients are empty tensors without `gradients`, and so is the bias's if there is no bias. The gradients of
+    weight and bias are summed over the chunks in float32 or wider. `scores` is the largest number of scores in a chunk.
     """
     rows = len(x_ND)
     chunks = -(-rows // max(1, scores // len(weight_VD)))

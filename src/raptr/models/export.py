@@ -1,7 +1,7 @@
-"""A trained model as what others can load: a stock model and a stock tokenizer of `transformers`; and back.
+"""Export a trained model as a stock model and tokenizer of `transformers`, and read stock models back.
 
-How a family's weights become those of its stock class is the family's own file; what all of them do is here and in
-stock.py. No code and nothing pickled goes along.
+Each family has a file of its own that converts its weights; what the families share is here and in stock.py. An export
+contains no code and no pickles.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from raptr.subnetworks import Subnetwork
 
 @dataclass(frozen=True)
 class Exporter:
-    """How the models of a family are exported and read back, and what the model card says of them."""
+    """How a family's models are exported and read back, and what their model card says."""
 
     stock: str  # the name of the stock class
-    convert: Callable[[Any, Subnetwork, Vocabulary], PreTrainedModel]  # the layers that run, as a stock model
-    tokenizer: Callable[[Path, int], PreTrainedTokenizerFast]  # a `tokenizer.json`, for this many positions
-    dimensions: Callable[[StockFolder], dict[str, Any]]  # settings of `model`; refuses what our network is not
-    load: Callable[[Any, StockFolder], None]  # into a model of these dimensions
-    task: str  # the name of the pipeline
+    convert: Callable[[Any, Subnetwork, Vocabulary], PreTrainedModel]  # to a stock model of the layers that run
+    tokenizer: Callable[[Path, int], PreTrainedTokenizerFast]  # from a `tokenizer.json` and the number of positions
+    dimensions: Callable[[StockFolder], dict[str, Any]]  # to settings of `model`; raises ValueError for another network
+    load: Callable[[Any, StockFolder], None]  # copies the folder's weights into a model of its dimensions
+    task: str  # the name of the `transformers` pipeline
     tags: tuple[str, ...]
-    says: str  # what the model is
-    example: str  # Python code that uses it
-    note: str = ""  # what else to know
-    sections: Mapping[str, str] = field(default_factory=dict)  # what else to know after training with an objective
+    says: str  # a description of the model
+    example: str  # Python code that uses the model
+    note: str = ""  # further advice to users
+    sections: Mapping[str, str] = field(default_factory=dict)  # further advice, by the objective of the training
 
 
 def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -> None:
-    """Refuse what no stock model can hold."""
+    """Raise a ValueError if no stock model can represent this subnetwork, or if the vocabulary is not the model's."""
     if vocabulary.size != config.vocabulary:
         raise ValueError(
             f"the tokenizer has {vocabulary.size} tokens and the model {config.vocabulary}. "
@@ -67,13 +67,13 @@ def check(config: ModelConfig, subnetwork: Subnetwork, vocabulary: Vocabulary) -
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the files that `from_pretrained` reads into a folder."""
+    """Write the files that `from_pretrained` reads to `folder`."""
     with _without_bars():
         model.save_pretrained(folder)
-    # The weights come readable by their owner only, the other files as the system's habit is.
+    # The weights are written as readable by their owner alone, the other files with the system's default permissions.
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
     tokenizer.save_pretrained(folder)
-    # Newer versions write a name of the class that older ones do not know; this one they all know.
+    # Newer versions write a class name that older ones do not know. All versions know this one.
     file = folder / "tokenizer_config.json"
     facts = {**json.loads(file.read_text(encoding="utf-8")), "tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8", newline="\n")

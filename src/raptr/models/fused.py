@@ -1,7 +1,7 @@
-"""The operations that have kernels of the project's own, where those can run.
+"""Operations for which raptr has Triton kernels, with plain torch as the fallback.
 
-The kernels need Triton, which only GPU builds of torch bring, and half-precision products (autocast). They are
-other ways to compute the same: everywhere else it is plain torch.
+The kernels need Triton, which only GPU builds of torch include, and autocast to half precision. Both ways compute the
+same, up to rounding.
 """
 
 import importlib.util
@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 KERNELS = importlib.util.find_spec("triton") is not None
 HEAD_SIZES = (16, 32, 64)
-Product = tuple[Tensor, Tensor]  # the weight and the bias of a linear map
+Product = tuple[Tensor, Tensor]  # the weight and the bias of a linear layer
 if KERNELS:
     from raptr.models import kernels
 
 
 def short_attention(x_BSD: Tensor, weight: Tensor, bias: Tensor, head_size: int) -> Tensor | None:
-    """Self-attention before its output projection, or None where no kernel fits."""
+    """Self-attention without its output projection, (B, S, H·K), or None if the kernel does not support this input.
+
+    `weight` and `bias` are those of the fused projection to queries, keys and values.
+    """
     if not _half(x_BSD) or x_BSD.shape[1] > kernels.SHORT or head_size not in HEAD_SIZES:
         return None
     qkv = F.linear(x_BSD, weight, bias.detach())
@@ -36,7 +39,7 @@ def residual_mlp(
     layer_scale: Tensor | None,
     mlp_scale: Tensor | None,
 ) -> Tensor | None:
-    """A layer from the heads' outputs o on; None where no kernel fits.
+    """The part of a layer that follows the heads' outputs o; None if the kernel does not support this input.
 
     It is x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))) with a = project(o); the bias of `out` is not scaled.
     """
@@ -48,7 +51,7 @@ def residual_mlp(
 
 
 def swiglu(z: Tensor) -> Tensor:
-    """silu(gate)·up, (..., F), of the product that has both side by side, (..., 2F)."""
+    """silu(gate)·up, (..., F), of `z`, (..., 2F), which holds gate and up side by side."""
     if _half(z) and z.dtype == torch.bfloat16:
         activated: Tensor = kernels.swiglu(z)
         return activated
@@ -59,9 +62,9 @@ def swiglu(z: Tensor) -> Tensor:
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float = 0.0
 ) -> Tensor:
-    """The mean cross entropy of a linear map's scores, in float32 at least.
+    """The mean cross entropy of a linear layer's logits, in float32 or wider.
 
-    `z_loss` is the factor of the mean of log²Z, which keeps the scores' normaliser Z near 1.
+    `z_loss` is the factor of the mean of log²Z, which keeps the softmax's normaliser Z near 1.
     """
     if _half(x_ND):
         return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N, z_loss)

@@ -1,20 +1,21 @@
-"""Initial weights as a pure function of (seed, parameter name, element): the same on any device and version.
+"""Initial weights as a pure function of (seed, parameter name, element): the same on every device and version.
 
-Biases and norm shifts are 0, norm gains 1. Matrices and embeddings are normal; `model.init` sets their deviation:
+Biases and norm shifts are 0, norm gains 1. Matrices and embeddings are normally distributed; `model.init` chooses their
+standard deviation:
 
     bert     0.02 everywhere, as in BERT
-    fan-in   1/√fan_in for a matrix, so that outputs are of the size of inputs at any width; divided by √(2·layers)
-             where a layer writes to the residual stream, so that its 2·layers summands add up to the size of one
-    paper    √(2/m) for the matrix that makes the m hidden units of the MLP, 1/√width for all others, so that each
+    fan-in   1/√fan_in for a matrix, so that outputs are as large as inputs at any width; divided by √(2·layers) where
+             a layer writes to the residual stream, so that these 2·layers updates add up to the size of one
+    paper    √(2/m) for the matrix that computes the m hidden units of the MLP, 1/√width for all others, so that each
              branch adds about as much as the normed stream has (the RaPTr paper's appendix on scaling)
 
-For `fan-in`, embeddings have 1/√width: the token matrix is also the output matrix, whose fan-in is the width, and the
-norm after the embeddings makes their size irrelevant as inputs. `layers` counts those of the model as built, not of
-what it may grow to: that many summands there are when training starts, and new layers come from trained ones. For
-`paper`, which says nothing of them, embeddings have 0.02.
+With `fan-in`, embeddings have 1/√width: the token matrix is also the output matrix, whose fan-in is the width, and the
+norm after the embeddings makes their size irrelevant as inputs. `layers` is the depth at which the model is built, not
+the depth to which it may grow: training starts with that many updates, and new layers come from trained ones. With
+`paper`, embeddings have 0.02, since the paper does not mention them.
 
-A parameter's name keys its stream, so the same layer of a shallower and a deeper model starts from the same normal
-numbers, and any shard can be made by itself.
+A parameter's random numbers are keyed by its name. So a layer starts from the same normal numbers in a shallower and a
+deeper model, and every shard can be computed by itself.
 """
 
 import math
@@ -45,24 +46,24 @@ def initialise(
     hidden: Mapping[str, int] | None = None,
     drawn_as: Mapping[str, str] | None = None,
 ) -> None:
-    """Set every parameter of the model to its initial value, in place; one of no known role is an error.
+    """Set every parameter of the model to its initial value, in place; raise ValueError for one of unknown role.
 
-    `outputs` names the modules that write to the residual stream of a model with this many layers; `hidden` those that
-    make the MLP's hidden units, with the number of maps that each of them fuses. `drawn_as` gives the names that key
-    the random numbers of parameters, where those are not their own. A parameter that lies on several processes gets the
-    values of the rows that are here; one without memory (`meta`) gets none.
+    `layers` is the model's depth, and `outputs` names the modules that write to its residual stream. `hidden` names the
+    modules that compute the MLP's hidden units, with the number of projections fused in each. `drawn_as` maps a
+    parameter to the name that keys its random numbers, if that is not its own. Of a sharded parameter this process
+    fills its rows; a parameter on the `meta` device is left out.
     """
-    known, keys = roles(model), drawn_as or {}
+    role_of, keys = roles(model), drawn_as or {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.is_meta:
                 continue
             mine, first = local(parameter)
-            if known[name] in ("matrix", "embedding"):
+            if role_of[name] in ("matrix", "embedding"):
                 residual = not set(outputs).isdisjoint(name.split("."))
                 if init == "fan-in":
                     deviation = fan_in(parameter.shape[1], layers if residual else None)
-                elif init == "paper" and known[name] == "matrix":
+                elif init == "paper" and role_of[name] == "matrix":
                     rows, columns = parameter.shape
                     maps = next((maps for module, maps in (hidden or {}).items() if module in name.split(".")), None)
                     deviation = paper(rows if residual else columns, rows // maps if maps else None)
@@ -71,23 +72,29 @@ def initialise(
                 values = normal(seed, keys.get(name, name), mine.numel(), first) * np.float32(deviation)
                 mine.copy_(torch.from_numpy(values).view(mine.shape))
             else:
-                mine.fill_(1 if known[name] == "gain" else 0)
+                mine.fill_(1 if role_of[name] == "gain" else 0)
 
 
 def fan_in(inputs: int, layers: int | None) -> float:
-    """The deviation of a matrix with this many inputs (of an embedding: its width); `layers`: of a residual output."""
+    """The standard deviation of a matrix with this many inputs, or of an embedding of this width.
+
+    `layers` is the model's depth if the matrix writes to the residual stream, else None.
+    """
     return 1 / math.sqrt(inputs * (1 if layers is None else 2 * layers))
 
 
 def paper(width: int, hidden: int | None = None) -> float:
-    """The deviation of a matrix in the paper's theorem; `hidden`: of the one that makes so many units of the MLP."""
+    """The standard deviation of a matrix in the paper's theorem.
+
+    `hidden` is the number of the MLP's hidden units if the matrix computes them, else None.
+    """
     return 1 / math.sqrt(width) if hidden is None else math.sqrt(2 / hidden)
 
 
 def normal(seed: int, name: str, count: int, first: int = 0) -> NDArray[np.float32]:
-    """Standard normal numbers that belong to (seed, name), from number `first` on.
+    """Return `count` numbers of the standard normal sequence of (seed, name), from number `first` on.
 
-    Box and Muller's transform makes pairs of them from pairs of hashed counters.
+    The Box–Muller transform turns pairs of hashed counters into pairs of normal numbers.
     """
     key = np.uint64(bits(seed, "init", zlib.crc32(name.encode())))
     odd = first % 2

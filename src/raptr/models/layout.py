@@ -1,9 +1,10 @@
-"""How the tensors of a block are laid out in heads and MLP parts: the one table that each family has.
+"""Where a block's tensors hold its heads and MLP parts. Each family has one such table.
 
-A tensor that has an axis of heads or MLP parts has it inside one of its dimensions: that dimension is `maps` maps,
-each of `units` units of some rows. The queries, keys and values of one matrix are three such maps. A tensor that is
-cut in dimension 0 makes the units of what enters the layer (and is what a gate multiplies: with zeros for its queries,
-keys and values, or before its activation, a unit gives zeros); one that is cut in dimension 1 reads them.
+An axis of heads or MLP parts lies within one dimension of a tensor. That dimension holds `maps` projections one after
+the other, each with the same number of rows for every unit (head or part); a fused matrix of queries, keys and values
+holds three projections. A tensor cut in dimension 0 computes the units from the layer's input. It is what a gate
+multiplies: a unit whose queries, keys and values are zero, or whose input to the activation is zero, outputs zeros. A
+tensor cut in dimension 1 reads the units' outputs.
 
     {"qkv.weight": Cut("heads", dim=0, maps=3), "attention_out.weight": Cut("heads", dim=1), ...}
 """
@@ -21,18 +22,18 @@ from raptr.subnetworks.value import Width
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a tensor has an axis of heads or MLP parts."""
+    """The dimension of a tensor that holds heads or MLP parts, for `maps` projections one after the other."""
 
     axis: Width
     dim: int
     maps: int = 1
 
 
-Layout = Mapping[str, Cut]  # by the name of the block's parameter; those that are not in it have no such axis
+Layout = Mapping[str, Cut]  # by parameter name in the block; a parameter that is not listed has no such axis
 
 
 class CutBlock(Protocol):
-    """A block whose tensors are laid out in this many heads and MLP parts."""
+    """A block whose layout cuts its tensors into this many heads and MLP parts."""
 
     heads: int
     parts: int
@@ -40,7 +41,7 @@ class CutBlock(Protocol):
 
 
 def of_running(block: CutBlock, name: str, inputs: BlockInputs) -> Tensor:
-    """A parameter of the block as if the heads and MLP parts that run were all of them, under their gates."""
+    """Return a parameter of the block, reduced to the heads and MLP parts that run and multiplied by their gates."""
     assert isinstance(block, nn.Module)
     module, _, key = name.partition(".")
     tensor, cut = getattr(getattr(block, module), key), block.layout[name]
@@ -52,7 +53,7 @@ def of_running(block: CutBlock, name: str, inputs: BlockInputs) -> Tensor:
 
 
 def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor:
-    """The tensor as if the chosen ones of its units were all; None: all are."""
+    """Return the tensor with only the units in `index`; None: the tensor itself."""
     if index is None:
         return tensor
     picked: Tensor = _Picked.apply(by_unit(tensor, cut, units), index, cut.dim + 1)  # type: ignore[no-untyped-call]
@@ -60,7 +61,7 @@ def chosen(tensor: Tensor, cut: Cut, units: int, index: Tensor | None) -> Tensor
 
 
 def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:
-    """The tensor with what makes each unit times the unit's gate; None, or where it makes no units: as it is."""
+    """Multiply each unit's rows by its gate; return the tensor itself without gates or if `cut.dim` is not 0."""
     if gates is None or cut.dim != 0:
         return tensor
     factors = gates.view(-1, *(1,) * tensor.dim())
@@ -68,13 +69,13 @@ def gated(tensor: Tensor, cut: Cut, gates: Tensor | None) -> Tensor:
 
 
 def by_unit(tensor: Tensor, cut: Cut, units: int) -> Tensor:
-    """A view whose dimension `cut.dim` is three: maps, units, and the rows of a unit."""
+    """Return a view in which dimension `cut.dim` becomes three: (maps, units, rows of a unit)."""
     before, after = tensor.shape[: cut.dim], tensor.shape[cut.dim + 1 :]
     return tensor.view(*before, cut.maps, units, -1, *after)
 
 
 class _Picked(torch.autograd.Function):
-    """`index_select` of different indices. Its own gradient adds with atomics, or sorts: no need, none stands twice."""
+    """`index_select` of distinct indices, which need no atomic additions or sorting in the gradient, unlike torch's."""
 
     @staticmethod
     def forward(whole: Tensor, index: Tensor, dim: int) -> Tensor:
@@ -93,13 +94,16 @@ class _Picked(torch.autograd.Function):
 
 
 def _spread(picked: Tensor, index: Tensor, units: int, dim: int) -> Tensor:
-    """`picked` at the places `index` of a dimension of `units`, zeros at the others: a gather, which compilers fuse."""
+    """Return a tensor with `units` entries in dimension `dim`: `picked` at `index`, zeros elsewhere.
+
+    This is a gather, which compilers can fuse.
+    """
     order = torch.arange(1, len(index) + 1, device=index.device)
-    place = torch.zeros(units, dtype=order.dtype, device=index.device).scatter(0, index, order)  # from 1; 0: none
+    place = torch.zeros(units, dtype=order.dtype, device=index.device).scatter(0, index, order)  # from 1; 0: idle
     idle = (place == 0).view(-1, *[1] * (picked.dim() - dim - 1))
     return picked.index_select(dim, (place - 1).clamp(min=0)).masked_fill(idle, 0)
 
 
 def split(tensor: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-    """The maps of the cut dimension: of a fused matrix, its matrices."""
+    """Split the tensor into its projections: a fused matrix into its matrices."""
     return tensor.chunk(cut.maps, cut.dim)

@@ -1,13 +1,14 @@
-"""Heads and MLP parts of other people's blocks: only the kept slices of their linear maps run.
+"""Run other people's blocks with some of their heads and MLP parts, by using only slices of their linear layers.
 
-A block is known by the names of its linear maps: four of an attention, two or three of an MLP (`ATTENTION`, `MLP`), in
-whichever module of the block, once each. Every other weight of it must be a vector of the model's width, or of a
-head's size beside the queries. So mixtures of experts, cross-attention, fused maps and adapters are not known, and
-their models run subnetworks of whole layers only.
+A block is recognised by the names of its linear layers: somewhere in it there must be exactly one attention with four
+of them and one MLP with two or three (`ATTENTION`, `MLP`). Every other parameter must be a vector of the model's width
+or, inside the attention module, of a head's size. So blocks with mixtures of experts, cross-attention, fused
+projections or adapters are not recognised, and their models run subnetworks of whole layers only.
 
-While a known block runs with a part of its heads or MLP, stand-ins take the place of its linear maps: each gathers the
-rows or columns of the real weight that are kept and multiplies by those. Nothing else is told, since the attention of
-these blocks counts heads by the width that it gets. Whether that is true is not left to names: `check` compares.
+While a recognised block runs in part, stand-ins replace its linear layers: each gathers the kept rows or columns of the
+real weight and multiplies by these. Nothing else has to change, because the attention of these blocks derives its
+number of heads from the width of its queries, keys and values. Names do not prove this, so `Part.check` compares
+numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from raptr.models.inputs import scaled
 from raptr.models.layout import Cut, Layout, chosen
 from raptr.subnetworks.value import Width
 
-# The maps into the axis, and the one out of it; the first of an attention's are the queries, the keys, the values.
+# The linear layers that compute the heads (queries, keys, values) or MLP parts, and the one that reads their outputs.
 Names = tuple[tuple[str, ...], str]
 ATTENTION: tuple[Names, ...] = (
     (("q_proj", "k_proj", "v_proj"), "o_proj"),  # Llama, Mistral, Qwen, Gemma, ViT
@@ -40,19 +41,19 @@ MLP: tuple[Names, ...] = (
     (("fc1",), "fc2"),
     (("lin1",), "lin2"),
 )
-HEAD_SIZES = ("head_dim", "attention_head_size")  # attributes of an attention module
-PARTS = 4  # as in raptr's own models
-CHECKPOINT = "_gradient_checkpointing_func"  # with which a block of `transformers` recomputes itself
-TOLERANCE = 0.05  # of the largest value: far above the rounding of bfloat16, far below a mistake
+HEAD_SIZES = ("head_dim", "attention_head_size")  # the names under which attention modules keep the size of a head
+PARTS = 4  # the default number of MLP parts, as in raptr's own models
+CHECKPOINT = "_gradient_checkpointing_func"  # the attribute by which blocks of `transformers` checkpoint activations
+TOLERANCE = 0.05  # relative to the largest value: far above the rounding of bfloat16, far below real errors
 
 
 @final
 @dataclass(frozen=True)
 class Anatomy:
-    """How a block is cut: into groups of heads that share keys and values, and into parts of the MLP.
+    """How a block divides into heads (groups of query heads that share keys and values) and MLP parts.
 
-    The layout goes by the paths of the linear maps, whose weights are counted for each axis. `queries` is the width of
-    all heads together, `mlp` that of all parts.
+    `layout` is keyed by the paths of the linear layers, and `weights` counts their weights for each axis. `queries` is
+    the width of all query heads together, `mlp` that of all parts.
     """
 
     heads: int
@@ -63,18 +64,18 @@ class Anatomy:
     mlp: int
 
     def units(self, axis: Width) -> int:
-        """How many heads or parts there are."""
+        """The number of heads or parts of the whole block."""
         return self.heads if axis == "heads" else self.parts
 
     def flops(self, heads: int, parts: int, length: int) -> float:
-        """The FLOPs of a token in the forward pass of this many heads and parts, as `ModelConfig` counts them."""
+        """Return the forward FLOPs for one token with this many heads and parts, counted like `ModelConfig` does."""
         attention = 2 * (self.weights["heads"] + 2 * length * self.queries) * heads / self.heads
         return attention + 2 * self.weights["parts"] * parts / self.parts
 
 
 @final
 class _Slice(nn.Module):
-    """Replaces a linear map by its kept rows or columns; columns are scaled, the bias that follows them is not."""
+    """Stands in for a linear layer with its kept rows or columns; columns are scaled, the bias after them is not."""
 
     def __init__(self, linear: nn.Linear, cut: Cut, units: int, index: Tensor | None, scale: Tensor | None) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class _Slice(nn.Module):
 
 @final
 class Part:
-    """The kept heads and MLP parts of one block; None: all are, and what they give is not scaled."""
+    """The kept heads and MLP parts of one block (index None: all), and the scales of their outputs (None: unscaled)."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Part:
                 self._slices[cut.axis][path] = _Slice(linear, cut, anatomy.units(cut.axis), kept, scale)
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the block with its slices in place, as they will be again where it recomputes itself."""
+        """Call `call`, which runs the block, with slices for its linear layers; recomputation uses the same slices."""
         block, slices, recompute = self._block, {**self._slices["heads"], **self._slices["parts"]}, None
         if recompute := vars(block).get(CHECKPOINT):
             vars(block)[CHECKPOINT] = lambda run, *given: recompute(partial(_with, block, slices, run), *given)
@@ -127,9 +128,9 @@ class Part:
         return {axis for axis, index in self._index.items() if index is not None}
 
     def check(self, call: Callable[[], Any]) -> Width | None:
-        """An axis along which the block cannot run in part, if there is one; `call` calls the block.
+        """Return an axis along which the block cannot run in part, or None; `call` runs the block.
 
-        What the kept units give to the map behind them must be what they give when all of them run.
+        The linear layer that reads the kept units must receive the same from them as when all units run.
         """
         outputs: dict[Width, str] = {cut.axis: path for path, cut in self._anatomy.layout.items() if cut.dim == 1}
         with _evaluating(self._block):
@@ -145,27 +146,28 @@ class Part:
                     part = _with(self._block, self._slices[axis], self._entering, path, call)
                 except torch.OutOfMemoryError:
                     raise
-                except Exception:  # whatever the block says of widths that it does not expect
+                except Exception:  # unexpected widths can raise anything in the block
                     return axis
                 if part.shape != expected.shape or (part - expected).abs().max() > TOLERANCE * expected.abs().max():
                     return axis
         return None
 
     def _entering(self, path: str, call: Callable[[], Any]) -> Tensor:
-        """What a map is given in a call of the block."""
-        given: list[Tensor] = []
-        hook = self._block.get_submodule(path).register_forward_pre_hook(lambda _module, args: given.append(args[0]))
+        """Return the input of the linear layer at `path` during one call of the block."""
+        inputs: list[Tensor] = []
+        hook = self._block.get_submodule(path).register_forward_pre_hook(lambda _module, args: inputs.append(args[0]))
         try:
             call()
         finally:
             hook.remove()
-        return given[0]
+        return inputs[0]
 
 
 def anatomies(blocks: Sequence[nn.Module], parts: int | None) -> tuple[Anatomy, ...]:
-    """How each block is cut; empty where one of them is not known, or has another number of heads than the others.
+    """Return the anatomy of each block; empty if a block is not recognised, or if their numbers of heads differ.
 
-    The MLP is cut into `parts`; None: into 4, or into 1 where its width is not a multiple of 4.
+    Each MLP is cut into `parts`; None: into 4, or into 1 if an MLP's width is not a multiple of 4. Raise ValueError if
+    `parts` cannot be applied.
     """
     known = [anatomy for block in blocks if (anatomy := _anatomy(block)) is not None]
     if len(known) < len(blocks) or len({anatomy.heads for anatomy in known}) != 1:
@@ -182,20 +184,20 @@ def anatomies(blocks: Sequence[nn.Module], parts: int | None) -> tuple[Anatomy, 
 
 
 def only_depth(problem: str, blocks: Sequence[nn.Module], setting: str) -> ValueError:
-    """The refusal of a setting that needs blocks which can run a part of their heads or MLP."""
+    """Return the error for a setting that needs blocks which can run in part."""
     kinds = " and ".join(sorted({type(block).__name__ for block in blocks}))
     return ValueError(f"{problem}; only depth is available for a model of {kinds}. Leave out the setting {setting}.")
 
 
 def _anatomy(block: nn.Module) -> Anatomy | None:
-    """How the block is cut, its MLP as one part; None if it is not known."""
+    """Return the block's anatomy, with the MLP as one part, or None if the block is not recognised."""
     attentions, mlps = _matches(block, ATTENTION), _matches(block, MLP)
     if len(attentions) != 1 or len(mlps) != 1:
         return None
     axes: dict[Width, dict[str, nn.Linear]] = {"heads": attentions[0], "parts": mlps[0]}
     query, key, value, out = attentions[0].values()
     *into, down = mlps[0].values()
-    inside = block.get_submodule(next(iter(attentions[0])).rpartition(".")[0])  # the module that has the queries
+    inside = block.get_submodule(next(iter(attentions[0])).rpartition(".")[0])  # the module that holds the queries
     size = next((vars(inside)[name] for name in HEAD_SIZES if name in vars(inside)), 0)
     fits = (
         type(size) is int
@@ -208,11 +210,11 @@ def _anatomy(block: nn.Module) -> Anatomy | None:
     )
     if not fits:
         return None
-    own = {id(parameter) for maps in axes.values() for linear in maps.values() for parameter in linear.parameters()}
+    sliced = {id(parameter) for maps in axes.values() for linear in maps.values() for parameter in linear.parameters()}
     in_attention = {id(parameter) for parameter in inside.parameters()}
     for parameter in block.parameters():
         width = size if id(parameter) in in_attention else out.out_features
-        if id(parameter) not in own and tuple(parameter.shape) != (width,):
+        if id(parameter) not in sliced and tuple(parameter.shape) != (width,):
             return None
     layout = {
         path: Cut(axis, int(linear in (out, down))) for axis, maps in axes.items() for path, linear in maps.items()
@@ -222,23 +224,23 @@ def _anatomy(block: nn.Module) -> Anatomy | None:
 
 
 def _matches(block: nn.Module, table: Sequence[Names]) -> list[dict[str, nn.Linear]]:
-    """The linear maps of each module of the block that has all those of a row, by their paths in the block."""
-    # A wrapper, whose module's name begins with an underscore, may call what it wraps later, to recompute it.
+    """For each module that has all linear layers of a row of the table: these layers, by their paths in the block."""
+    # A path through a name with a leading underscore belongs to a wrapper, which may recompute what it wraps later.
     linears = {
         path: module for path, module in block.named_modules() if type(module) is nn.Linear and "._" not in f".{path}"
     }
-    found = []
+    matches = []
     for path, _ in block.named_modules():
         rows = [[f"{path}.{name}" if path else name for name in (*into, out)] for into, out in table]
         if row := next((row for row in rows if all(name in linears for name in row)), None):
-            found.append({name: linears[name] for name in row})
-    return found
+            matches.append({name: linears[name] for name in row})
+    return matches
 
 
 def _with(
     block: nn.Module, replaced: Mapping[str, nn.Module], call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """A call with other modules in place of some of the block's."""
+    """Call `call` while the modules in `replaced` stand in for the block's modules at these paths."""
     parents = {path: block.get_submodule(path.rpartition(".")[0])._modules for path in replaced}
     names = {path: path.rpartition(".")[2] for path in replaced}
     before = {path: parents[path][names[path]] for path in replaced}
@@ -253,7 +255,7 @@ def _with(
 
 @contextmanager
 def _evaluating(block: nn.Module) -> Iterator[None]:
-    """The block without dropout, whose random numbers would differ."""
+    """Put the block in evaluation mode inside the context: dropout would draw other numbers in each call."""
     modes = {module: module.training for module in block.modules()}
     block.eval()
     try:

@@ -8,18 +8,21 @@ FAMILIES: dict[str, Family] = {BERT.name: BERT, DECODER.name: DECODER}
 
 
 def register(family: Family) -> None:
-    """Make a family of one's own known under its name."""
+    """Add a family to `FAMILIES`; raise ValueError if its name is taken."""
     if family.name in FAMILIES:
         raise ValueError(f"family is {family.name!r}, which is taken. Choose a name other than: {', '.join(FAMILIES)}.")
     FAMILIES[family.name] = family
 
 
 def planned_size(family: object) -> str | None:
-    """The size of a plan that names none; `family` is as given, None for the default. None: there is no such family."""
+    """Return the size of a plan that names none, for a family (None: the default family).
+
+    Return None if there is no such family, or if its plans use its first size.
+    """
     known = FAMILIES.get(next(iter(FAMILIES)) if family is None else str(family))
     return None if known is None else known.planned
 
 
 def sizes_help() -> str:
-    """The families' sizes, for the help of an option."""
+    """Return a text that lists each family's sizes, for an option's help."""
     return "; ".join(f"{name}: {', '.join(family.sizes)}" for name, family in FAMILIES.items())

@@ -1,7 +1,8 @@
-"""What each parameter of a model is, by the module that holds it and its name there; its dimension does not matter.
+"""The role of each parameter: matrix, embedding, gain or bias.
 
-Initial values (`init.py`), weight decay and which optimizer takes a parameter (`train/optimizer.py`) follow from it. A
-parameter that nothing here covers is an error: a guess would silently train a wrong model.
+A role follows from the type of the module that holds the parameter and from its name there, not from its number of
+dimensions. It decides initial values (`init.py`), weight decay and the optimizer (`train/optimizer.py`). A parameter
+without a known role is an error, because a guess would silently train a wrong model.
 """
 
 from typing import Literal
@@ -13,8 +14,8 @@ MATRICES, EMBEDDINGS, NORMS = (nn.Linear,), (nn.Embedding,), (nn.LayerNorm, nn.R
 
 
 def roles(model: nn.Module) -> dict[str, Role]:
-    """The role of every parameter, named and ordered as in `named_parameters`."""
-    named = {name for name, _ in model.named_parameters()}  # a shared parameter is there once, under its first name
+    """Return the role of every parameter by its name in `named_parameters`, or raise ValueError if one is unknown."""
+    named = {name for name, _ in model.named_parameters()}  # has a shared parameter only once, under its first name
     return {
         name: _role(module, key, name)
         for path, module in model.named_modules()
@@ -24,7 +25,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
 
 def layer_matrices(model: nn.Module) -> set[str]:
-    """The matrices of the layers, which are the members of a list of modules; those of a head are none of them."""
+    """Return the names of the matrices in the layers, i.e. in lists of modules; matrices of a head are left out."""
     lists = tuple(f"{path}." for path, module in model.named_modules() if path and isinstance(module, nn.ModuleList))
     return {name for name, role in roles(model).items() if role == "matrix" and name.startswith(lists)}
 

@@ -1,11 +1,11 @@
-"""Between our tensors and those of a stock model of `transformers`, in both directions.
+"""Convert between our tensors and those of a stock model of `transformers`, in both directions.
 
-A family says once, as `Piece`s, which part of its tensors each stock tensor is. An export reads the pieces, and
-starting from a stock model's folder writes them:
+A family defines once, as `Piece`s, which part of its tensors corresponds to each stock tensor. An export reads the
+pieces; a start from a stock model's folder writes them:
 
-    {"model.layers.0.self_attn.k_proj.weight": Piece(a view of our fused matrix, its shape there), ...}
+    {"model.layers.0.self_attn.k_proj.weight": Piece(a view of our fused matrix, the stock tensor's shape), ...}
 
-Only safetensors are read: nothing pickled, no code of the folder, no network.
+Only safetensors files are read. No pickle is loaded, no code of the folder is run, and nothing is fetched.
 """
 
 import json
@@ -21,16 +21,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-NAMED = 4  # tensors that a message names
+NAMED = 4  # tensors that an error message names, at most
 
 
 @final
 @dataclass(frozen=True)
 class Piece:
-    """A stock tensor as a view of one of ours: the same numbers in the same order, in these or more dimensions.
+    """A stock tensor of this shape as a view of one of ours: the same numbers in the same order.
 
-    An export multiplies it by `scale` and puts `skip` rows of zeros in front. A folder's tensor may have more rows
-    behind the skipped ones than ours where `skip` is not 0.
+    The view may have more dimensions. An export multiplies it by `scale` and puts `skip` rows of zeros in front, which
+    `shape` does not count. If `skip` is not 0, a folder's tensor may be longer than that; its last rows are not read.
     """
 
     view: Tensor
@@ -39,23 +39,23 @@ class Piece:
     skip: int = 0
 
     def exported(self) -> Tensor:
-        made = (self.view.detach() * self.scale).reshape(self.shape)
-        return torch.cat([made.new_zeros(self.skip, *made.shape[1:]), made]) if self.skip else made
+        tensor = (self.view.detach() * self.scale).reshape(self.shape)
+        return torch.cat([tensor.new_zeros(self.skip, *tensor.shape[1:]), tensor]) if self.skip else tensor
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a stock tensor of this shape holds the piece."""
+        """Whether a stock tensor of this shape contains the piece."""
         if not self.skip:
             return shape == self.shape
         return shape[1:] == self.shape[1:] and shape[0] >= self.skip + self.shape[0]
 
     def fill(self, tensor: Tensor) -> None:
-        """Write a stock tensor into ours, in our precision."""
+        """Copy a stock tensor into ours, in our precision."""
         used = tensor[self.skip : self.skip + self.shape[0]]
         self.view.detach().copy_(used.reshape(self.view.shape))
 
 
 def whole(tensor: Tensor, scale: float = 1.0) -> Piece:
-    """One of our tensors that is the stock one as it is."""
+    """A piece for a tensor that equals its stock counterpart, without slicing; an export multiplies it by `scale`."""
     return Piece(tensor, tuple(tensor.shape), scale)
 
 
@@ -68,7 +68,7 @@ class StockFolder:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What config.json says."""
+        """The contents of config.json."""
         if not (self.path / CONFIG).is_file():
             raise ValueError(
                 f"model.start is {str(self.path)!r}, which holds no {CONFIG}. Name the folder of a model, such as the "
@@ -83,14 +83,14 @@ class StockFolder:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files of weights, by name."""
+        """The files that hold the weights, sorted by name."""
         if (self.path / WEIGHTS).is_file():
             return (self.path / WEIGHTS,)
         if not (self.path / INDEX).is_file():
             pickled = sorted(path.name for path in self.path.glob("pytorch_model*.bin"))
-            there = f"only {pickled[0]}, which is pickled and not read" if pickled else "no weights"
+            content = f"only {pickled[0]}, which is pickled and not read" if pickled else "no weights"
             raise ValueError(
-                f"model.start is {str(self.path)!r}, which holds {there}; {WEIGHTS} is allowed, as "
+                f"model.start is {str(self.path)!r}, which holds {content}; {WEIGHTS} is allowed, as "
                 "save_pretrained of transformers writes it."
             )
         places = self._json(INDEX).get("weight_map")
@@ -104,7 +104,7 @@ class StockFolder:
 
     @cached_property
     def places(self) -> Mapping[str, Path]:
-        """The file of each tensor."""
+        """The file that holds each tensor, by the tensor's name."""
         places: dict[str, Path] = {}
         for file in self.files:
             try:
@@ -127,7 +127,7 @@ class StockFolder:
         return tensor
 
     def fill(self, pieces: Mapping[str, Piece], besides: str) -> None:
-        """Write the folder's tensors into the pieces; names that match `besides` are needed for nothing here."""
+        """Copy the folder's tensors into the pieces; other tensors are refused unless `besides` matches their names."""
         if strange := [name for name in self.places if name not in pieces and not re.fullmatch(besides, name)]:
             raise ValueError(
                 f"model.start is {str(self.path)!r}, whose weights have {', '.join(strange[:NAMED])}; a model with "
@@ -143,15 +143,18 @@ class StockFolder:
             piece.fill(tensor)
 
     def read(self, kind: Any, needed: Mapping[str, Any]) -> Any:
-        """config.json as a configuration class of `transformers` reads it; other values than the needed are refused."""
+        """Read config.json with `kind`, a configuration class of `transformers`.
+
+        Raise ValueError if it cannot be read so, if a value differs from `needed`, or if the weights are quantized.
+        """
         try:
             config = kind.from_dict(dict(self.facts))
-        except Exception as error:  # the class raises errors of many kinds
-            said = " ".join(str(error).split())
-            raise ValueError(f"{self.path / CONFIG} describes no {self.architecture} ({said})") from error
+        except Exception as error:  # the class can raise errors of many types
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{self.path / CONFIG} describes no {self.architecture} ({reason})") from error
         for key, value in {**needed, "quantization_config": None}.items():
-            if (there := getattr(config, key, None)) != value:
-                raise ValueError(f"model.start is {str(self.path)!r}, whose {key} is {there!r}; {value!r} is allowed")
+            if (actual := getattr(config, key, None)) != value:
+                raise ValueError(f"model.start is {str(self.path)!r}, whose {key} is {actual!r}; {value!r} is allowed")
         return config
 
     def _json(self, name: str) -> dict[str, Any]:

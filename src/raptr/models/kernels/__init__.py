@@ -1,7 +1,7 @@
-"""Four fused operations for bfloat16 on NVIDIA GPUs, in Triton: what compiled torch still leaves on the table.
+"""Four fused operations in Triton for bfloat16 on NVIDIA GPUs, where they are faster than compiled torch.
 
-Gradients of biases, gains and shifts are summed in float32 where a kernel holds their terms anyway. No atomic
-additions: the same inputs give the same bits.
+Gradients of biases, gains and shifts are summed in float32, in kernels that have their terms in registers anyway. There
+are no atomic additions, so the same inputs give the same bits.
 """
 
 from raptr.models.kernels.attention import SHORT, attention

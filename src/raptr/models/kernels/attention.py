@@ -1,9 +1,11 @@
-"""Self-attention of a short sequence in one program per (sequence, head).
+"""Self-attention of short sequences, with one Triton program per (sequence, head).
 
-Shapes: B batch, S sequence, H heads, K head size, F = 3·H·K. It goes straight from the packed product of queries,
-keys and values and back into one packed gradient: nothing is cut, stacked or kept besides the product itself. It is
-handed the bias of that product, which already holds it, for the sake of its gradient (so the product must be made
-with the bias detached).
+Shapes: B batch, S sequence, H heads, K head size, F = 3·H·K, N sequence length rounded up to a power of two from 16 on.
+
+The kernels read queries, keys and values from the packed output `qkv` of their projection, and write one packed
+gradient. So nothing is split or stacked, and only `qkv` is saved for the backward pass. `attention` also takes the
+projection's bias, although `qkv` already contains it, in order to return its gradient. The projection must therefore be
+computed with the bias detached.
 """
 
 import torch
@@ -12,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-SHORT = 128  # tokens: the scores of a longer sequence would not stay in registers
+SHORT = 128  # tokens: the attention scores of a longer sequence would not fit in registers
 
 
 @triton.jit
 def _weights(q, k, columns_ok, SCALE: tl.constexpr):
-    """Attention weights of all queries over all keys."""
+    """The attention weights, (N, N), of all queries over all keys."""
     scores = tl.dot(q, tl.trans(k)) * (SCALE * 1.4426950408889634)  # exp(x) = 2^(x log2 e)
     scores = tl.where(columns_ok[None, :], scores, float("-inf"))
     powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
@@ -66,7 +68,7 @@ def _attention_backward(
 
 @triton_op("raptr::attention", mutates_args=())
 def attention(qkv_BSF: Tensor, bias_F: Tensor, heads: int) -> Tensor:
-    """Self-attention of sequences of up to SHORT tokens; F holds queries, keys and values of all heads."""
+    """Self-attention of sequences of up to SHORT tokens, (B, S, H·K); F holds all heads' queries, keys and values."""
     batch, length, features = qkv_BSF.shape
     size = features // (3 * heads)
     out = qkv_BSF.new_empty(batch, length, heads * size)

@@ -1,7 +1,7 @@
-"""Linear map and cross entropy in one operation: scores are overwritten by their gradient, a chunk of rows at a time.
+"""Fused linear layer + cross entropy. The logits buffer is reused for its own gradient, one chunk of rows at a time.
 
-Shapes: N rows, R rows of a chunk, D width, V vocabulary. The gradients are computed with the loss, so the backward pass
-only scales them.
+Shapes: N rows, R rows of a chunk, D width, V vocabulary. The gradients are computed together with the loss, so the
+backward pass only scales them. `scores` are logits, before the bias is added.
 """
 
 import torch
@@ -12,12 +12,12 @@ from torch.library import custom_op
 
 from raptr.models.chunked_loss import chunked_loss
 
-BLOCK = 1 << 12  # scores at a time
+BLOCK = 1 << 12  # logits that a program loads at a time
 
 
 @triton.jit
 def _cross_entropy(scores, bias, labels, losses, V, share, z_loss, BIASED: tl.constexpr, BLOCK: tl.constexpr):
-    """A row's loss, and its gradient written over the scores, which do not hold the bias yet; read twice."""
+    """Compute one row's loss and overwrite its scores with their gradient; the row is read twice."""
     row = tl.program_id(0).to(tl.int64)
     label, column = tl.load(labels + row), tl.arange(0, BLOCK)
     scores += row * V
@@ -51,9 +51,9 @@ def _scores(scores, bias, column, V, BIASED: tl.constexpr):
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float
 ) -> Tensor:
-    """The mean cross entropy of the scores x·weight + bias, and z_loss times the mean of log²Z.
+    """Return the mean cross entropy of the logits x·weightᵀ + bias, plus z_loss times the mean of log²Z.
 
-    x and weight in the same half precision. Labels lie within the vocabulary: none is left out.
+    x and weight must have the same half precision. All labels must lie in the vocabulary: none is ignored.
     """
     gradients = torch.is_grad_enabled()
     loss: Tensor = _linear_cross_entropy(x_ND, weight_VD, bias_V, labels_N, z_loss, gradients)[0]
@@ -64,7 +64,7 @@ def linear_cross_entropy(
 def _linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor, z_loss: float, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # Not a triton_op: torch's compiler could reorder the chunks, and hold the scores of several of them.
+    # Not a triton_op: torch's compiler could then reorder the chunks, and hold the logits of several at once.
     return chunked_loss(x_ND, weight_VD, bias_V, labels_N, z_loss, _rowwise, gradients=gradients)
 
 

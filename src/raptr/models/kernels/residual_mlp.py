@@ -1,7 +1,7 @@
-"""What follows attention in a layer: its projection, both residual sums, the norm and the MLP with the exact GELU.
+"""What follows attention in a layer: output projection, both residual sums, the norm and an MLP with the exact GELU.
 
-Shapes: N rows, E the heads' outputs, D width, F features. A layer's scale costs no pass over memory of its own, and
-the second sum is made by the product before it.
+Shapes: N rows, E width of all heads together, D width, F MLP width. Scaling a layer needs no extra pass over memory,
+and the second residual sum is part of the matrix multiplication before it.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.library import custom_op, triton_op, wrap_triton
 
-WIDTH = 1 << 12  # of a row that is normalised, at most
-ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile, and the rows whose sum one program of the activation makes
-WARPS = 1 << 11  # that share the rows of the norm's gradient: enough to fill a large GPU at 128 registers a thread
+WIDTH = 1 << 12  # the largest width D that the norm's kernels support
+ROWS, COLUMNS, CHUNK = 2, 1024, 32  # a tile's size; the rows whose bias gradient one program of _gelu_backward sums
+WARPS = 1 << 11  # in all, to compute the norm's gradient: enough to fill a large GPU at 128 registers per thread
 
 
 @triton.jit
 def _normal(x):
-    """The standard normal distribution at x, and its density: erf by Abramowitz and Stegun's 7.1.26 (1.5e-7)."""
+    """The standard normal CDF and density at x; erf is Abramowitz and Stegun's 7.1.26, with an error of 1.5e-7."""
     power = tl.exp2(x * x * -0.7213475204444817)  # exp(-x^2 / 2)
     t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -67,12 +67,12 @@ def _norm_forward(
     x, a, gain, shift, bias, scale, h, normed, base, mean, rate, N, D,
     EPSILON: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """h = x + a, its norm, and base = x + scale·a + bias."""
+    """Compute h = x + a, its layer norm, and base = x + scale·a + bias, to which the MLP's output is added later."""
     row, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     at, ok = row[:, None] * D + column[None, :], (row[:, None] < N) & (column[None, :] < D)
     loaded = tl.load(x + at, mask=ok, other=0.0)
-    one, two = loaded.to(tl.float32), tl.load(a + at, mask=ok, other=0.0).to(tl.float32)
-    rounded = (one + two).to(loaded.dtype)
+    stream, branch = loaded.to(tl.float32), tl.load(a + at, mask=ok, other=0.0).to(tl.float32)
+    rounded = (stream + branch).to(loaded.dtype)
     tl.store(h + at, rounded, mask=ok)
     both = rounded.to(tl.float32)
     middle = tl.sum(both, 1) / D
@@ -83,8 +83,8 @@ def _norm_forward(
     g, b = _row(gain, column, D), _row(shift, column, D)
     tl.store(normed + at, (centred * inverse[:, None] * g + b).to(loaded.dtype), mask=ok)
     if SCALED:
-        two *= tl.load(scale)
-    tl.store(base + at, (one + two + _row(bias, column, D)).to(loaded.dtype), mask=ok)
+        branch *= tl.load(scale)
+    tl.store(base + at, (stream + branch + _row(bias, column, D)).to(loaded.dtype), mask=ok)
 
 
 @triton.jit
@@ -92,9 +92,11 @@ def _norm_backward(
     d_normed, d_base, h, mean, rate, gain, scale, d_a, d_x, sums, N, D, SHARE,
     SCALED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a and x (one and the same without a scale), and terms of those of gain, shift, a's and bias.
+    """Compute the gradients of a and x, which are equal without a scale, and partial sums of the vectors' gradients.
 
-    A program goes through its share of the rows one by one, and asks for the next before it works on one.
+    The vectors are, in this order, the norm's gain and shift, the bias of the projection that computes a, and the
+    MLP's output bias. Each program goes through its share of the rows one by one, and loads the next row before it
+    works on the current one.
     """
     column = tl.arange(0, COLUMNS)
     g = tl.load(gain + column, mask=column < D, other=0.0).to(tl.float32)
@@ -145,9 +147,10 @@ def residual_mlp(
     layer_scale: Tensor | None,
     mlp_scale: Tensor | None,
 ) -> Tensor:
-    """x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))), a = project(o).
+    """Return x + layer_scale·a + out(mlp_scale·gelu(in(norm(x + a)))) with a = project(o).
 
-    The products are project, in and out, by weight and bias; x, o and weights in the same half precision.
+    `products` are the weights and biases of project, in and out. x, o and the weights must have the same half
+    precision. The bias of out is not scaled.
     """
     project, mlp_in, mlp_out = products
     vectors, scales = (norm.weight, norm.bias), (layer_scale, mlp_scale)
@@ -157,7 +160,7 @@ def residual_mlp(
 
 @custom_op("raptr::add_product", mutates_args=("total_ND",))
 def _add_product(total_ND: Tensor, x_NF: Tensor, weight_DF: Tensor) -> None:
-    """Add x·weight to the total, in the product's own last step."""
+    """Add x·weightᵀ to the total, in place, within the matrix multiplication."""
     torch.addmm(total_ND, x_NF, weight_DF.t(), out=total_ND)
 
 
@@ -228,7 +231,7 @@ def _norm_gradient(
 
 
 def _tall(columns: int) -> int:
-    """Rows of a tile of whole rows."""
+    """The number of rows in a tile that holds whole rows."""
     return max(1, ROWS * COLUMNS // columns)
 
 
@@ -240,8 +243,8 @@ def _keep_layer(ctx, inputs, output) -> None:
 
 
 def _layer_vjp(ctx, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    layer_scale, mlp_scale, o_NE, project_DE, gain_D, in_FD, out_DF, *made = ctx.saved_tensors
-    h_ND, normed_ND, mean_N, rate_N, z_NF, g_NF = made
+    layer_scale, mlp_scale, o_NE, project_DE, gain_D, in_FD, out_DF, *intermediates = ctx.saved_tensors
+    h_ND, normed_ND, mean_N, rate_N, z_NF, g_NF = intermediates
     grad = grad.contiguous()
     d_out = grad.t() @ g_NF
     d_z, d_in_bias = _gelu_gradient(grad @ out_DF, z_NF, mlp_scale)

@@ -1,7 +1,7 @@
-"""SwiGLU's activation, silu(gate)·up, from the fused product of gate and up, and back into one gradient of it.
+"""SwiGLU's activation, silu(gate)·up, from the fused output of the gate and up projections, and its gradient.
 
-Shapes: N rows, F features; a row of the product is the gate's F features, then those of up. Compiled torch writes the
-two halves of the gradient under masks, at half of the memory's speed.
+Shapes: N rows, F features; a row of the fused output `z` holds the gate's F features, then those of up. Compiled torch
+writes the two halves of the gradient with masks, at half of the memory bandwidth.
 """
 
 import torch
@@ -10,12 +10,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-ROWS, COLUMNS = 2, 1024  # a tile
+ROWS, COLUMNS = 2, 1024  # a tile's size
 
 
 @triton.jit
 def _places(N, F, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where a tile lies in a matrix of F columns, where its gate lies in the product, and what of it exists."""
+    """A tile's offsets in a matrix of F columns, those of its gate in `z`, and the mask of what lies in the matrix."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return row * F + column, row * (2 * F) + column, (row < N) & (column < F)
@@ -43,7 +43,7 @@ def _swiglu_backward(z, grad, d_z, N, F, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 @triton_op("raptr::swiglu", mutates_args=())
 def swiglu(z: Tensor) -> Tensor:
-    """The activation of the product (..., 2F): (..., F)."""
+    """Return silu(gate)·up, (..., F), of `z`, (..., 2F)."""
     features = z.shape[-1] // 2
     rows = z.numel() // (2 * features)
     out = z.new_empty((*z.shape[:-1], features))
