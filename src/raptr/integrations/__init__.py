@@ -1,4 +1,4 @@
-"""The methods inside other people's training loops: each loop has a module of its own, which imports its package.
+"""The methods in other people's training loops. Each trainer has its own module, the only one to import its package.
 
 `steps` is for any PyTorch loop (`raptr.stepwise`), `transformers` for Hugging Face's `Trainer`, `lightning` for
 Lightning's.

@@ -1,9 +1,9 @@
 """Growth inside a model that has all its layers from the start, for loops that build model and optimizer once.
 
-While the method's model has n layers, these are the first n blocks; the others are bypassed and cost memory only.
-A growth copies weights, buffers and optimizer state from block to block, in place. The result is that of a model that
-was built with n layers and then grown, if both start with the same weights. The lists of an encoder-decoder grow at
-the same time, each as the method says.
+While the method's model has n layers, these are the first n blocks; the blocks above them are bypassed and cost memory
+only. A growth copies weights, buffers and optimizer state from block to block, in place. The result equals that of a
+model that is built with n layers and then grown, if both start with the same weights. The lists of an encoder-decoder
+grow at the same time, each in the way that the method prescribes.
 """
 
 import copy
@@ -23,22 +23,22 @@ from raptr.models.attach import Routed
 from raptr.models.blockcalls import original
 from raptr.subnetworks import Subnetwork
 
-# Attributes of tensors: one that `from_pretrained` of transformers gives to those which the checkpoint had, and one
-# that a growth gives to those that it made.
+# Attributes that mark tensors: `from_pretrained` of transformers sets the first on tensors that it loaded from a
+# checkpoint, a growth sets the second on tensors that it overwrote.
 LOADED, GROWN = "_is_hf_initialized", "_raptr_grown"
 
 
 @final
 class InPlace:
-    """The layers of a method's model among the blocks of an attached one, and its growths; none where it never grows.
+    """Places the layers of a method's model among the blocks of an attached model, and applies the method's growths.
 
-    `growths` has each growth by the first step of its stage.
+    `growths` maps the first step of a stage to the growth before it; it is empty for a method that never grows.
     """
 
     def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer]) -> None:
         self._routed, self._optimizers = routed, optimizers
-        self._depth = method.target.layers  # of each list of blocks, for a method that grows
-        self._firsts = range(0, routed.layers, self._depth)  # the first block of each
+        self._depth = method.target.layers  # for a method that grows: the length of each block list
+        self._firsts = range(0, routed.layers, self._depth)  # the index of each list's first block
         stages = [(phase.start, method.shape(phase.start)) for phase in method.phases()]
         self.growths: dict[int, Growth] = {
             start: method.growth(old, new) for (_, old), (start, new) in pairwise(stages) if old != new
@@ -46,23 +46,23 @@ class InPlace:
         self.check(method)
 
     def placed(self, subnetwork: Subnetwork) -> Subnetwork:
-        """A subnetwork of the method's model as one of all blocks: in each list those above its layers are bypassed."""
+        """Extend a subnetwork of the method's model to all blocks; each list bypasses the layers above it."""
         above = self._depth - subnetwork.layers
         return replace(subnetwork, scales=(subnetwork.scales + (0.0,) * above) * len(self._firsts))
 
     def grow(self, first: int, step: int) -> None:
-        """Make the growths of all stages that begin in the steps from `first` to `step`."""
+        """Apply the growths of all stages that begin in steps `first` to `step`."""
         for start, plan in self.growths.items():
             if first <= start <= step:
                 self._apply(plan)
 
     def check_left_out(self, first: int, step: int) -> None:
-        """Refuse growths in steps that were left out, where the layers above those that ran are trained.
+        """Raise RuntimeError if a growth in steps `first` to `step` - 1, which were left out, would overwrite training.
 
-        They belong to a checkpoint that was loaded meanwhile, and must not be overwritten.
+        Trained layers above those that ran belong to a checkpoint that was loaded meanwhile.
         """
-        left = [plan for start, plan in self.growths.items() if first <= start < step]
-        ran = max(left[0].sources) + 1 if left else self._depth
+        left_out = [plan for start, plan in self.growths.items() if first <= start < step]
+        ran = max(left_out[0].sources) + 1 if left_out else self._depth
         above = [start + layer for start in self._firsts for layer in range(ran, self._depth)]
         if any(_gain_changed(*named) for layer in above for named in self._tensors(layer).items()):
             raise RuntimeError(
@@ -72,16 +72,18 @@ class InPlace:
             )
 
     def trained_before(self) -> list[int]:
-        """The layers that a growth will overwrite, and that were loaded, made by an earlier growth or trained."""
-        made = {layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer}
-        layers = [first + layer for first in self._firsts for layer in sorted(made)]
+        """The layers that a growth will overwrite although they were loaded, trained or made by an earlier growth."""
+        grown = {
+            layer for plan in self.growths.values() for layer, source in enumerate(plan.sources) if source != layer
+        }
+        layers = [first + layer for first in self._firsts for layer in sorted(grown)]
         return [layer for layer in layers if any(_trained(*named) for named in self._tensors(layer).items())]
 
     def _apply(self, plan: Growth) -> None:
         if plan.moments == "reset":
             for optimizer in self._optimizers:
                 optimizer.state.clear()
-        # No layer comes from one above it, so from the top down each is read before it is overwritten.
+        # No layer is copied from one above it, so going from the top down reads each source before it is overwritten.
         for layer, source in reversed(list(enumerate(plan.sources))):
             if source != layer:
                 for first in self._firsts:
@@ -89,27 +91,27 @@ class InPlace:
                     self._copy(first + source, first + layer, kept)
 
     def _copy(self, source: int, layer: int, kept: bool) -> None:
-        """Copy a block's tensors to another, and what the optimizer knows about them where it is kept."""
+        """Copy a block's tensors to another block, with their optimizer state if `kept`."""
         tensors = self._tensors(source)
         for name, target in self._tensors(layer).items():
-            found = tensors.get(name)
-            if found is not None and found is not target:  # the same one where layers share it
+            tensor = tensors.get(name)
+            if tensor is not None and tensor is not target:  # layers may share a tensor
                 with torch.no_grad():
-                    target.copy_(found)
+                    target.copy_(tensor)
                 setattr(target, GROWN, True)
-                self._move_state(found, target, kept)
+                self._move_state(tensor, target, kept)
 
     def _move_state(self, source: Tensor, target: Tensor, kept: bool) -> None:
-        """Give the target what the optimizer knows about the source, or nothing."""
+        """Replace the target's optimizer state by a copy of the source's; if not `kept`, only delete it."""
         for optimizer in self._optimizers:
             optimizer.state.pop(target, None)
             if kept and source in optimizer.state:
                 optimizer.state[target] = {key: _copied(value) for key, value in optimizer.state[source].items()}
 
     def _tensors(self, layer: int) -> dict[str, Tensor]:
-        """What checkpoints have of a block: its parameters and buffers, under FSDP2 the shards.
+        """The tensors of a block that checkpoints contain: parameters and persistent buffers, under FSDP2 as shards.
 
-        A buffer that they do not have is a constant of its layer, and is there again after a resume.
+        A non-persistent buffer is a constant of its layer, which is built again on resume.
         """
         block = original(self._routed.blocks[layer])
         reshard(block)
@@ -120,7 +122,7 @@ class InPlace:
         return {**dict(block.named_parameters()), **buffers}
 
     def check(self, method: Method) -> None:
-        """Refuse a method whose growth cannot be made in this model."""
+        """Raise ValueError if the method's growths cannot be applied to this model."""
         if not self.growths:
             return
         for plan in self.growths.values():
@@ -142,17 +144,17 @@ class InPlace:
     def _check_alike(self, method: Method, layer: int, source: int) -> None:
         tensors = self._tensors(source)
         for name, target in self._tensors(layer).items():
-            found = tensors.get(name)
-            if found is None and target.dim() < 2:
-                continue  # a norm that the first layer lacks, for example: it keeps its initial weights
-            if found is None or found.shape != target.shape:
+            tensor = tensors.get(name)
+            if tensor is None and target.dim() < 2:
+                continue  # such as a norm that the first layer lacks; it keeps its initial weights
+            if tensor is None or tensor.shape != target.shape:
                 raise ValueError(
                     f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
                     f"{source + 1}, which has no {name} of the same shape. Use a method of constant shape, such as "
                     "raptr."
                 )
-            frozen = isinstance(target, nn.Parameter) and not (target.requires_grad and found.requires_grad)
-            if frozen and not torch.equal(found, target):  # a constant table or norm is the same in all layers
+            frozen = isinstance(target, nn.Parameter) and not (target.requires_grad and tensor.requires_grad)
+            if frozen and not torch.equal(tensor, target):  # frozen constants, such as tables, are equal in all layers
                 raise ValueError(
                     f"method {method.name} makes layer {layer + 1} of the blocks at {self._routed.path!r} from layer "
                     f"{source + 1}, but {name} is frozen: growth is for models that train as a whole, not for adapters "
@@ -171,22 +173,22 @@ class InPlace:
         for layer in range(self._routed.layers):
             for name, tensor in self._tensors(layer).items():
                 if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in held:
-                    given = "optimizer is not given" if not self._optimizers else f"optimizer does not hold {name}"
+                    problem = "optimizer is not given" if not self._optimizers else f"optimizer does not hold {name}"
                     raise ValueError(
-                        f"method {method.name} copies what the optimizer knows about a layer, but {given}. Give "
+                        f"method {method.name} copies what the optimizer knows about a layer, but {problem}. Give "
                         "stepwise(..., optimizer=...) the optimizer of the blocks' parameters, or a list of them."
                     )
 
 
 def _trained(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor of a block was loaded, made by a growth, or changed by training."""
+    """Whether a block's tensor was loaded, overwritten by a growth, or changed by training."""
     return bool({LOADED, GROWN} & {*vars(tensor)}) or _gain_changed(name, tensor)
 
 
 def _gain_changed(name: str, tensor: Tensor) -> bool:
-    """Whether this is a norm's gain that training has changed: before that, its values are all the same.
+    """Whether this is a norm's gain that training has changed; its initial values are all equal.
 
-    Of a sharded one, what this process has is looked at.
+    Of a sharded gain only the rows of this process are checked.
     """
     if not isinstance(tensor, nn.Parameter) or tensor.dim() != 1 or name.rpartition(".")[2] != "weight":
         return False

@@ -1,4 +1,4 @@
-"""The methods inside Lightning's `Trainer`.
+"""The methods in Lightning's `Trainer`.
 
     from raptr.integrations.lightning import SubnetworkCallback
 
@@ -6,13 +6,14 @@
 
 The events of one optimizer step:
 
-    on_train_batch_start         the step's subnetwork: the same for all of its micro-batches
+    on_train_batch_start         let the step's subnetwork run, the same for all of its micro-batches
     (forward, backward)
-    on_before_optimizer_step     the whole model again; idle parameters get what their policy says; then clipping
-    on_train_batch_end           the whole model again between micro-batches; stage, size and FLOPs are logged
+    on_before_optimizer_step     restore the whole model, apply the policy for idle parameters; clipping follows
+    on_train_batch_end           restore the whole model between micro-batches, or log stage, size and FLOPs
 
 The subnetwork is a function of `global_step`, so resuming needs no state. The checkpoint keeps the method's settings,
-to refuse others, and what was counted. Validation during training runs `method.evaluated(step)`.
+so that other settings are refused, and the counts of steps and layers for the FLOPs. Validation during training runs
+`method.evaluated(step)`.
 """
 
 from collections.abc import Sequence
@@ -34,10 +35,10 @@ from torch.optim import Optimizer
 
 @final
 class SubnetworkCallback(Callback):
-    """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
+    """Trains with a method of raptr, made by `make_method(method, **settings)` for the trainer's number of steps.
 
-    `idle` says what happens to parameters that did not run (None: what the method needs), `blocks` names the list of
-    residual blocks (or the lists) where it is not obvious, and `compile` compiles each of them.
+    `idle` is the policy for idle parameters (None: the one that the method needs). `blocks` names the list of residual
+    blocks, or the lists, if `attach` cannot find it. `compile` compiles each block.
     """
 
     def __init__(
@@ -57,20 +58,20 @@ class SubnetworkCallback(Callback):
         self._saved: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the method, and what was counted."""
+        """Return what a checkpoint keeps: the method's settings, and the counts so far."""
         return {} if self.steps is None else self.steps.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what a checkpoint kept; used when training begins."""
+        """Store the state from a checkpoint until training begins."""
         self._saved = state_dict
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Say so if a checkpoint that is judged after training has layers that are not trained."""
+        """Warn if a checkpoint that is loaded for evaluation after training has untrained layers."""
         if self.steps is not None and trainer.state.fn != TrainerFn.FITTING and trainer.is_global_zero:
             warn_of_missing(self.steps.method, checkpoint["global_step"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the method for the steps to come."""
+        """Make the method for this training, and continue from the checkpoint's state if there is one."""
         _check_launch(trainer, pl_module)
         _check_accumulation(trainer)
         steps = trainer.estimated_stepping_batches
@@ -94,9 +95,9 @@ class SubnetworkCallback(Callback):
         self._training.begin(trainer.global_step)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Bring the whole model back, and treat the parameters that were idle."""
+        """Restore the whole model, and apply the policy for idle parameters."""
         if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
-            self._training.close()  # `training_step` returned None: Lightning leaves the batch out
+            self._training.close()  # `training_step` returned None, so Lightning skips the batch
             return
         self._training.end()
         idle(optimizer, self._policy)
@@ -104,7 +105,7 @@ class SubnetworkCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Close the step between micro-batches, where a validation may come; log a step that was ended."""
+        """Between micro-batches close the step, because a validation may follow; after a full step log its metrics."""
         steps = self._training
         if steps.step is not None:
             steps.close()
@@ -112,22 +113,22 @@ class SubnetworkCallback(Callback):
             pl_module.log_dict(steps.metrics(), on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so if some layers are not trained."""
+        """Warn if the model has untrained layers."""
         if trainer.is_global_zero:
             warn_of_missing(self._training.method, trainer.global_step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the model run as the method judges it."""
+        """Let validation during training run the model that the method evaluates."""
         if self.steps is not None and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.steps.begin_evaluation(trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring the whole model back."""
+        """Restore the whole model."""
         if self.steps is not None:
             self.steps.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Bring the whole model back."""
+        """Restore the whole model."""
         if self.steps is not None:
             self.steps.close()
 
@@ -138,7 +139,7 @@ class SubnetworkCallback(Callback):
 
 
 def _check_launch(trainer: Trainer, module: LightningModule) -> None:
-    """Refuse ways of training in which a subnetwork cannot run, or not as fast as it should."""
+    """Refuse trainer settings with which a subnetwork cannot run, or runs more slowly than it should."""
     if module._compiler_ctx is not None:
         raise ValueError(
             "the LightningModule is compiled as a whole, and would be compiled again for every choice of layers. Give "
@@ -159,7 +160,7 @@ def _check_launch(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _check_accumulation(trainer: Trainer) -> None:
-    """Refuse epochs of different numbers of steps: Lightning counts them all like the first."""
+    """Refuse epochs with different numbers of steps: Lightning assumes that all have as many as the first."""
     changing = [
         callback
         for callback in trainer.callbacks  # type: ignore[attr-defined]
@@ -173,7 +174,7 @@ def _check_accumulation(trainer: Trainer) -> None:
 
 
 def _check_ddp(trainer: Trainer) -> None:
-    """Refuse settings with which DDP waits for gradients of layers that did not run."""
+    """Refuse settings with which DDP would wait for the gradients of layers that did not run."""
     model = trainer.strategy.model
     if not isinstance(model, DistributedDataParallel):
         return

@@ -1,4 +1,4 @@
-"""A method in any PyTorch loop, without a `with`: a step's subnetwork runs between `begin(step)` and `end()`.
+"""A method in any PyTorch loop, without a `with`: the step's subnetwork runs between `begin(step)` and `end()`.
 
     steps = stepwise(model, "raptr", steps=1000, schedule="3-4-5-6")
     for step, batch in enumerate(batches):
@@ -9,13 +9,14 @@
         optimizer.step()
         optimizer.zero_grad()
 
-`begin` enters `raptr.running` and `end` leaves it, so all that is said in `raptr.models.attach` holds. `end` comes
-after the backward pass (of all micro-batches), so that what is recomputed there is computed with the same subnetwork.
-A method that grows the model needs its optimizer, `stepwise(..., optimizer=optimizer)`: see `inplace`.
+`begin` enters `raptr.running` and `end` leaves it, so the docstring of `raptr.models.attach` applies. Call `end` after
+the backward pass (of the last micro-batch), so that activations that are recomputed there use the same subnetwork. A
+method that grows the model needs its optimizer, `stepwise(..., optimizer=optimizer)`: see `inplace`.
 
-A step that an exception cut short must not leave a part of the model behind. In a `finally` clause `end` only brings
-the whole model back. Without one, these bring it back: the next `begin` (an error, since an `end` is missing),
-`load_state_dict`, and a call of the model in evaluation mode without gradients (a warning each).
+If an exception cuts a step short, the subnetwork must not stay in the model. If `end` is in a `finally` clause, it
+restores the whole model there, without counting a step. Otherwise the model is restored by the next `begin`, which then
+raises an error because an `end` is missing, or with a warning by `load_state_dict` and by a call of the model in
+evaluation mode without gradients.
 """
 
 import json
@@ -45,34 +46,34 @@ from raptr.train.idle import Policy, needed
 
 @final
 class Steps:
-    """A model and a method whose steps are begun and ended; made by `stepwise`."""
+    """A method in a training loop that marks its steps by `begin` and `end`; made by `stepwise`."""
 
     def __init__(self, routed: Routed, method: Method, optimizers: Sequence[Optimizer] = ()) -> None:
         self.routed, self.method = routed, method
         self.inplace = InPlace(routed, method, optimizers)
-        # Counted at each `end`: the steps, the layers that ran in all of them (a layer of which a part ran counts by
-        # its FLOPs), and the last one's stage and size.
+        # Updated at each `end`: the number of steps, the sum of the layers that ran in them (a layer that runs in part
+        # counts as its share of the FLOPs), and the last step's stage and size.
         self.steps_run = 0
         self.layers_run = 0.0
         self.stage = self.size = 0
         self._step: int | None = None
-        self._last: int | None = None  # the last step that was begun, since weights were loaded
-        self._ran: int | None = None  # the last step that was closed after the model had run in it
+        self._last: int | None = None  # the last step that was begun; None before the first and after a resume
+        self._ran: int | None = None  # the last step that was closed, by `close`, after a forward pass
         self._subnetwork: Subnetwork | None = None
-        self._handled: BaseException | None = None  # a whole training may run in an `except` clause
+        self._handled: BaseException | None = None  # handled at `begin`: a training may run in an `except` clause
         self._running: AbstractContextManager[None] | None = None
         self._hooks: list[RemovableHandle] = []
 
     @property
     def step(self) -> int | None:
-        """The step that was begun and not ended; None outside of steps."""
+        """The step that is open, between its `begin` and `end`; None outside of steps."""
         return self._step
 
     def begin(self, step: int) -> None:
         """Let the model run the subnetwork of step `step` until `end`; at the start of a stage, grow it first.
 
-        After a resume, and after going back to an earlier step, the weights are taken to be those that the steps
-        before `step` left.
+        On the first call, after a resume, and when it goes back to an earlier step, the weights are assumed to be those
+        after the steps before `step`.
         """
         unfinished = self._step
         self.close()
@@ -82,8 +83,8 @@ class Steps:
                 "each step's backward pass, in a finally clause if the loop goes on after exceptions."
             )
         if self._last is None:
-            self.inplace.check(self.method)  # the model may have been frozen, adapted or sharded since it was attached
-        if step == 0 and self._last is None:  # later the layers are those of this training
+            self.inplace.check(self.method)  # it may have been frozen, adapted or sharded since `attach`
+        if step == 0 and self._last is None:  # later on, it is this training that has trained them
             _warn_of_trained(self)
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         first = step if self._last is None or step < self._last else self._last + 1
@@ -93,7 +94,7 @@ class Steps:
         self._enter(subnetwork)
         self._step, self._subnetwork, self._handled = step, subnetwork, sys.exception()
         model = self.routed.model
-        # Functions of their own, not bound methods: a deep copy of the model would copy what they are bound to.
+        # Lambdas, not bound methods, because a deep copy of the model would also copy the object they are bound to.
         self._hooks = [
             model.register_forward_pre_hook(lambda module, _args: self._evaluated(module)),
             model.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
@@ -102,12 +103,12 @@ class Steps:
         ]
 
     def begin_evaluation(self, step: int) -> None:
-        """Let the model run as the method judges it after `step` steps, until `close`."""
+        """Let the model run the subnetwork that the method evaluates after `step` steps, until `close`."""
         self.close()
         self._enter(self._judged(step))
 
     def expect_evaluation(self, step: int) -> None:
-        """Let calls in evaluation mode without gradients run as the method judges it, until `begin` or `close`."""
+        """Let calls in evaluation mode without gradients run what the method evaluates, until `begin` or `close`."""
         self.close()
         model, judged = self.routed.model, self._judged(step)
         if judged == Subnetwork.full(self.routed.layers):
@@ -127,9 +128,10 @@ class Steps:
         ]
 
     def end(self) -> None:
-        """End the step: the whole model is back.
+        """End the step, and restore the whole model.
 
-        An error if the model did not run in it; a part of the step that was closed counts too.
+        Raise RuntimeError if no step is open, or if the model has not run in this step; micro-batches of the step that
+        were closed before count too.
         """
         if self._step is None:
             raise RuntimeError(
@@ -137,42 +139,42 @@ class Steps:
                 "mode without gradients, or load_state_dict, has closed a step that was begun."
             )
         step, context = self._step, self._running
-        if sys.exception() is not self._handled:  # in a `finally` clause: the exception says what went wrong
+        if sys.exception() is not self._handled:  # an exception is passing: it says what went wrong
             self.close()
             return
-        if self._ran == step:  # micro-batches of Lightning are closed one by one, and the last may be left out
+        if self._ran == step:  # Lightning's micro-batches are closed one by one, and the last may be skipped
             self.close()
         else:
             assert context is not None
             self._step = self._running = None
             self._unhook()
-            context.__exit__(None, None, None)  # an error if the model did not run
+            context.__exit__(None, None, None)  # raises an error if the model has not run
         assert self._subnetwork is not None
         self.stage, self.size = self.method.phase_index(step) + 1, self._subnetwork.size
         self.steps_run += 1
         self.layers_run += self.routed.layers_run(self._subnetwork)
 
     def close(self) -> None:
-        """Bring the whole model back, whether or not anything was begun, without counting a step."""
+        """Restore the whole model without counting a step; nothing happens if no step or evaluation is open."""
         self._unhook()
         self._leave()
 
     @property
     def flops(self) -> float:
-        """The layers' FLOPs spent in the steps so far, relative to full training of as many steps."""
+        """The layers' FLOPs in the steps so far, relative to as many steps of full training; 1 before the first."""
         return self.layers_run / (self.steps_run * self.routed.layers) if self.steps_run else 1.0
 
     def metrics(self) -> dict[str, float]:
-        """What trainers log after a step."""
+        """Return the numbers that trainers log after a step."""
         return {"raptr/stage": self.stage, "raptr/size": self.size, "raptr/flops": self.flops}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the resolved method, to be compared on resume, and what was counted."""
+        """Return what a checkpoint keeps: the method's resolved settings, compared on resume, and the counts so far."""
         return {"method": _resolved(self.method), "steps_run": self.steps_run, "layers_run": self.layers_run}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on counting from a checkpoint's `state`; a method with other settings is refused."""
-        # Made anew, so that a checkpoint from before there was a setting has its default.
+        """Continue the counts of a checkpoint's `state`; raise ValueError if its method has other settings."""
+        # The method is made again, so that settings that are newer than the checkpoint have their defaults.
         before = _resolved(make_method(**state["method"], shape=self.method.target))
         now = _resolved(self.method)
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -191,7 +193,7 @@ class Steps:
         self._running = context
 
     def _leave(self) -> None:
-        """Leave `running` as an exception would, which asks no questions."""
+        """Leave `running` as an exception would, so that it does not check whether the model has run."""
         if self._step is not None and self.routed.called:
             self._ran = self._step
         context, self._running, self._step = self._running, None, None
@@ -208,7 +210,7 @@ class Steps:
             self._cut_short("the model was called in evaluation mode without gradients")
 
     def _cut_short(self, why: str) -> None:
-        # The hooks stay until the next call of `begin`, `end` or `close`: this is called from one of them.
+        # One of the hooks is calling, so they are not removed here but by the next `begin`, `end` or `close`.
         if self._step is not None:
             step = self._step
             self._leave()
@@ -220,7 +222,7 @@ class Steps:
 
 
 def _resolved(method: Method) -> dict[str, Any]:
-    """The method and its settings as a checkpoint keeps them."""
+    """Return the method and its settings in the form that a checkpoint keeps, without tuples."""
     settings = {"name": method.name, "steps": method.steps, "seed": method.seed, **method.settings()}
     resolved: dict[str, Any] = json.loads(json.dumps(settings))
     return resolved
@@ -240,9 +242,9 @@ def stepwise(
 ) -> Steps:
     """Make the method `method` for `steps` steps of this model; `settings` are those of `make_method`.
 
-    A method that grows needs the `optimizer`, or all of them, to copy what it knows about a layer. `blocks` names the
-    list of residual blocks (or the lists) where `attach` cannot tell, and `mlp_parts` is the number of parts that their
-    MLPs are cut into; `compile` compiles each of the blocks.
+    A method that grows needs the `optimizer`, or all optimizers, to copy the state of a layer. `blocks` names the list
+    of residual blocks, or the lists, if `attach` cannot find it. `mlp_parts` is the number of parts that each MLP is
+    cut into. `compile` compiles each block.
     """
     routed = attach(model, blocks, mlp_parts=mlp_parts)
     for axis in WIDTHS:
@@ -251,8 +253,8 @@ def stepwise(
     shape = routed.shape
     if issubclass(METHODS.get(method, Method), Growing) and len(routed.lists) > 1:
         shape = replace(shape, layers=_common_length(method, routed))
-    made = make_method(method, shape=shape, steps=steps, seed=seed, **settings)
-    if made.settings().get("scaled") == "branches":
+    planned = make_method(method, shape=shape, steps=steps, seed=seed, **settings)
+    if planned.settings().get("scaled") == "branches":
         raise ValueError(
             f"method {method} has scaled='branches', and the branches of other people's blocks cannot be scaled. "
             "Add scaled='layer'."
@@ -261,11 +263,11 @@ def stepwise(
         for block in routed.blocks:
             if block._compiled_call_impl is None:
                 block.compile()
-    return Steps(routed, made, [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer))
+    return Steps(routed, planned, [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer))
 
 
 def _common_length(method: str, routed: Routed) -> int:
-    """The length of each of several lists, which grow at the same time."""
+    """Return the common length of lists that grow at the same time; raise ValueError if their lengths differ."""
     first, *others = lengths = [len(blocks.module) for blocks in routed.lists]
     if set(others) != {first}:
         raise ValueError(
@@ -277,7 +279,7 @@ def _common_length(method: str, routed: Routed) -> int:
 
 
 def warn_of_scales(method: Method) -> None:
-    """Warn where the trained model needs scales, which nobody gives it after training."""
+    """Warn if the method evaluates the trained model with scales, which the model does not have after training."""
     if set(method.evaluated(method.steps).scales) != {1.0}:
         warnings.warn(
             f"method {method.name} never trains the whole model as it stands: evaluated after training without the "
@@ -288,20 +290,20 @@ def warn_of_scales(method: Method) -> None:
 
 
 def warn_of_missing(method: Method, step: int) -> None:
-    """Warn where the weights after `step` steps are those of a model that has yet to grow."""
-    had, layers = method.evaluated(step).layers, method.target.layers
-    if had < layers:
+    """Warn if the weights after `step` steps are those of a model that has not finished growing."""
+    trained, layers = method.evaluated(step).layers, method.target.layers
+    if trained < layers:
         warnings.warn(
             f"these are the weights of step {step:,} of {method.steps:,}, when the model of method {method.name} had "
-            f"{had} of its {layers} layers: the others are not trained. Use weights from the last stage.",
+            f"{trained} of its {layers} layers: the others are not trained. Use weights from the last stage.",
             stacklevel=3,
         )
 
 
 def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
-    """Go on from a trainer's weights of `step`; `saved` is the method's state there, None if there was no method.
+    """Continue from a trainer's weights of `step`; `saved` is the method's state, None if none was saved with them.
 
-    Layers that were trained without it must not be overwritten when it grows.
+    Without a saved state a later growth is refused, because it would overwrite trained layers.
     """
     if saved:
         steps.resume(saved)
@@ -316,7 +318,7 @@ def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
 
 
 def _warn_of_trained(steps: Steps) -> None:
-    """Warn where growth will overwrite weights that were trained before."""
+    """Warn if a growth will overwrite weights that were loaded or trained before."""
     trained, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
     if trained and first:
         warnings.warn(
@@ -328,10 +330,11 @@ def _warn_of_trained(steps: Steps) -> None:
 
 
 def idle_policy(steps: Steps, given: Policy | None) -> Policy:
-    """The policy for idle parameters: as given, or as the method needs; a given `skip` that cannot be is refused.
+    """Return the policy for idle parameters: `given`, or else the one that the method needs.
 
-    Sharded checkpoints are read as a whole, so there a layer that is not yet part of the model needs optimizer state
-    too. What `zero` makes of it is overwritten when the model grows.
+    Raise ValueError if `given` is `skip` and the method reduces heads or MLP parts. A sharded checkpoint is read as a
+    whole, so if the model grows, layers that are not yet part of it need optimizer state as well. There `zero` is the
+    default; the state that it gives these layers is overwritten when the model grows.
     """
     method = steps.method
     for axis in narrowed(method):
@@ -345,7 +348,7 @@ def idle_policy(steps: Steps, given: Policy | None) -> Policy:
 
 
 def drops_layers(method: Method) -> bool:
-    """Whether the method ever leaves out a layer."""
+    """Whether the method leaves out a layer in any of its stages."""
     return any(phase.size < method.target.layers for phase in method.phases())
 
 

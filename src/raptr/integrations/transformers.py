@@ -1,4 +1,4 @@
-"""The methods inside Hugging Face's `Trainer`, with or without `accelerate launch`.
+"""The methods in Hugging Face's `Trainer`, with or without `accelerate launch`.
 
     from raptr.integrations.transformers import SubnetworkCallback
 
@@ -7,15 +7,16 @@
 
 The events of one optimizer step:
 
-    on_step_begin             the step's subnetwork, for all of its micro-batches
-    (forward, backward, clipping; layers that did not run have no gradients, and add nothing to the norm)
-    on_pre_optimizer_step     the whole model again; idle parameters get what their policy says
-    on_step_end               an evaluation that comes now judges the model as the method does
-    on_log                    stage, size and FLOPs join the training loss
+    on_step_begin             let the step's subnetwork run, for all of its micro-batches
+    (forward, backward, clipping; idle parameters have no gradients, and so add nothing to the norm)
+    on_pre_optimizer_step     restore the whole model, apply the policy for idle parameters
+    on_step_end               prepare for an evaluation, which runs the model that the method evaluates
+    on_log                    add stage, size and FLOPs to the logged training loss
 
 The subnetwork is a function of `global_step`, so resuming needs no state. The checkpoint keeps the method's settings,
-to refuse others, and what was counted. The `Trainer` has no event before an evaluation, so between steps each call of
-the model in evaluation mode without gradients runs `method.evaluated(step)`.
+so that other settings are refused, and the counts of steps and layers for the FLOPs. The `Trainer` has no event before
+an evaluation, so between steps each call of the model in evaluation mode without gradients runs
+`method.evaluated(step)`.
 """
 
 import sys
@@ -42,11 +43,11 @@ OTHERS = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedTyp
 
 @final
 class SubnetworkCallback(TrainerCallback, ExportableState):
-    """Trains with a method of raptr: `method` and `settings` as for `make_method`, steps as the trainer counts them.
+    """Trains with a method of raptr, made by `make_method(method, **settings)` for the trainer's number of steps.
 
-    `idle` says what happens to parameters that did not run (None: what the method needs), `blocks` names the list of
-    residual blocks (or the lists) where it is not obvious, and `compile` compiles each of them (instead of
-    `torch_compile`, which compiles the whole model).
+    `idle` is the policy for idle parameters (None: the one that the method needs). `blocks` names the list of residual
+    blocks, or the lists, if `attach` cannot find it. `compile` compiles each block; use it instead of `torch_compile`,
+    which compiles the whole model.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         self._made = {"method": method, "blocks": blocks, "compile": compile, "seed": seed, **settings}
 
     def state(self) -> dict[str, Any]:
-        """What `trainer_state.json` keeps: how to make this callback, and what it has counted."""
+        """Return what `trainer_state.json` keeps: the callback's arguments, and its counts so far."""
         saved = None if self.steps is None else self.steps.state()
         return {"args": {"idle": self._idle, **self._made}, "attributes": {"saved": saved}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Make the method for the steps to come."""
+        """Make the method for this training, and continue from the checkpoint's state if there is one."""
         if self.steps is not None:
             self.steps.close()  # an earlier training that ended with an exception
         model: nn.Module = objects["model"]
@@ -86,7 +87,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         self._policy = idle_policy(self.steps, self._idle)
         if drops_layers(self.steps.method):
             _check_ddp(args, model)
-        # The trainer fails to save where a checkpoint that was made without this callback has no entry for it.
+        # Saving fails if the callback has no entry, as after a resume from a checkpoint made without it.
         callbacks: Any = state.stateful_callbacks
         entry = callbacks.setdefault(type(self).__name__, {})
         if isinstance(entry, list):
@@ -105,13 +106,13 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Let the step's subnetwork run, in all micro-batches."""
+        """Let the step's subnetwork run, for all of its micro-batches."""
         self._training.begin(state.global_step)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Bring the whole model back, and treat the parameters that were idle."""
+        """Restore the whole model, and apply the policy for idle parameters."""
         optimizer: Optimizer = objects["optimizer"]
         self._training.end()
         idle(optimizer, self._policy)
@@ -119,19 +120,19 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Let an evaluation that comes now judge the model as the method does."""
+        """Let an evaluation before the next step run the model that the method evaluates."""
         self._training.expect_evaluation(state.global_step)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Close a step that was left between micro-batches, before the trainer evaluates or saves."""
+        """Close a step that the epoch's end cut off between micro-batches, before the trainer evaluates or saves."""
         self._training.expect_evaluation(state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Leave the model as it was, and say so if some of its layers are not trained."""
+        """Restore the whole model, and warn if it has untrained layers."""
         self._training.close()
         if state.is_world_process_zero:
             loaded = state.best_global_step if args.load_best_model_at_end else None
@@ -145,7 +146,7 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
         logs: dict[str, float] | None = None,
         **objects: Any,
     ) -> None:
-        """Add stage, size and FLOPs to what is logged with the training loss."""
+        """Add stage, size and FLOPs to a log entry that has a training loss."""
         if logs is not None and "loss" in logs and self.steps is not None:
             logs.update(self.steps.metrics())
             state.log_history[-1].update(self.steps.metrics())
@@ -157,9 +158,9 @@ class SubnetworkCallback(TrainerCallback, ExportableState):
 
 
 def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
-    """Refuse ways of running the model in which a subnetwork cannot run, or not as fast as it should."""
+    """Refuse launch settings with which a subnetwork cannot run, or runs more slowly than it should."""
     launch = AcceleratorState()
-    if launch.dynamo_plugin.backend != DynamoBackend.NO:  # by torch_compile, or by accelerate's configuration
+    if launch.dynamo_plugin.backend != DynamoBackend.NO:  # set by torch_compile or by accelerate's configuration
         raise ValueError(
             "torch_compile compiles the whole model, and would compile it again for every choice of layers. Leave it "
             "out and give SubnetworkCallback(..., compile=True), which compiles each block once."
@@ -183,7 +184,7 @@ def _check_launch(args: TrainingArguments, model: nn.Module) -> None:
 
 
 def _check_ddp(args: TrainingArguments, model: nn.Module) -> None:
-    """Refuse settings with which DDP waits for gradients of layers that did not run."""
+    """Refuse settings with which DDP would wait for the gradients of layers that did not run."""
     if AcceleratorState().distributed_type not in DDP:
         return
     if args.ddp_static_graph:
@@ -191,7 +192,7 @@ def _check_ddp(args: TrainingArguments, model: nn.Module) -> None:
     checkpointing = args.gradient_checkpointing or (
         isinstance(model, PreTrainedModel) and model.is_gradient_checkpointing
     )
-    default = not checkpointing  # as `Trainer` decides it
+    default = not checkpointing  # as in `Trainer`
     find_unused = default if args.ddp_find_unused_parameters is None else args.ddp_find_unused_parameters
     if not find_unused:
         reason = " (the default with gradient checkpointing)" if args.ddp_find_unused_parameters is None else ""
@@ -202,11 +203,12 @@ def _check_ddp(args: TrainingArguments, model: nn.Module) -> None:
 
 
 def _put_first(callback: SubnetworkCallback) -> None:
-    """Move the callback before those that report to loggers, which otherwise see `logs` before it has added to them.
+    """Move the callback before those that report to loggers, so that they see `logs` with its additions.
 
-    A callback is not handed the list that it is in, and the trainer puts its own ones first, so the list is taken from
-    the caller: `CallbackHandler.call_event` called `on_train_begin`, which called this. Moving it forward in the list
-    that is being gone through makes no other callback be called twice or left out.
+    The trainer puts its own callbacks first, and a callback has no reference to the list that contains it. So the list
+    is taken from the caller's frame: `CallbackHandler.call_event` called `on_train_begin`, which called this function.
+    The handler is iterating over this list, but moving the current entry to the front neither repeats nor skips
+    another callback.
     """
     handler = sys._getframe(2).f_locals.get("self")
     if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
