@@ -1,1 +1,1 @@
-"""How a model becomes a larger one: the plan (no torch), and its application to tensors."""
+"""How a model becomes a larger one: the plan of a growth (no torch), and its application to tensors."""

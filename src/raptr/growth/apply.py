@@ -1,9 +1,8 @@
-"""A growth plan applied, tensor by tensor, to weights and optimizer state alike.
+"""Apply a growth plan, tensor by tensor, to weights and optimizer state alike.
 
-Tensors are named as in a checkpoint: `model.NAME` is a weight, `KIND.NAME` a part of its optimizer state (for AdamW:
-exp_avg, exp_avg_sq, step), for parameters that have one. Nothing but names connects the two models. A tensor that lies
-on several processes is copied shard by shard, or gathered where its rows change places. Where heads and MLP parts stand
-in a tensor is said by the model's layout, and by nothing else.
+Tensors are named as in a checkpoint: `model.NAME` is a weight, `KIND.NAME` a tensor of its optimizer state (for AdamW:
+exp_avg, exp_avg_sq, step), if the parameter has one. Only names connect the two models. A sharded tensor is copied
+shard by shard, or gathered if its rows move. Only the model's layout says where a tensor holds heads and MLP parts.
 """
 
 from collections.abc import Mapping
@@ -21,26 +20,26 @@ WEIGHT = "model"
 
 
 class _Widening(NamedTuple):
-    """Which axis of a tensor gets units, and where these come from."""
+    """The axis along which a tensor gets new units, and the source of each unit in the smaller model."""
 
     cut: Cut
     units: Units
 
     def grown(self, rows: int) -> int:
-        """The rows of the larger tensor along the axis, from those of the smaller one."""
+        """Return the larger tensor's number of rows along the axis, from that of the smaller tensor."""
         return rows // len(self.old) * len(self.units)
 
     @property
     def old(self) -> list[int]:
-        """The places of the units that the smaller model has."""
+        """The places in the larger tensor of the units that the smaller model has."""
         return [place for place, source in enumerate(self.units) if source is not None]
 
 
 def grow(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """Fill the larger model's weights in place from the smaller one's tensors, and return its optimizer state.
+    """Fill the larger model's weights in place from the smaller model's tensors, and return its optimizer state.
 
-    `into` are weights of `model`, where new heads and MLP parts keep the values that they have. Zero moments of a whole
-    tensor are no state: the optimizer then makes what it begins with.
+    `into` holds the weights of `model`, the larger model; new heads and MLP parts keep their values there. A tensor
+    whose moments would all be zero gets no state: the optimizer creates its initial state at the next step.
     """
     state: dict[str, Tensor] = {}
     kinds = sorted({name.partition(".")[0] for name in old} - {WEIGHT})
@@ -64,7 +63,7 @@ def grow(plan: Growth, old: Mapping[str, Tensor], into: Mapping[str, Tensor], mo
 
 
 def _place(source: Tensor, into: Tensor, widening: _Widening | None) -> None:
-    """Copy a tensor to where its units stand in the larger one."""
+    """Copy a tensor into the larger one, each unit to its place; without `widening` the shapes must be equal."""
     if widening is None:
         assert source.shape == into.shape, (source.shape, into.shape)  # copy_ would broadcast
         into.copy_(source)
@@ -77,9 +76,9 @@ def _place(source: Tensor, into: Tensor, widening: _Widening | None) -> None:
 
 
 def _kept(tensor: Tensor, source: Tensor, weight: Tensor, widening: _Widening | None) -> Tensor:
-    """What the optimizer keeps of a parameter, which was `source` and is now `weight`; zeros for new units.
+    """Return an optimizer-state tensor for the larger `weight`, from that of `source`, with zeros for new units.
 
-    A count of steps that all rows shared becomes one for each row of the axis that grows.
+    A step count that all rows shared becomes one for each row along the widened axis.
     """
     if widening is None:
         return tensor.clone()
