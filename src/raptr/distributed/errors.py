@@ -1,13 +1,13 @@
-"""What ends a run of many processes. No torch: the command line knows these errors before it imports torch."""
+"""Errors that end a run of many processes. No torch: the command line needs them before it imports torch."""
 
 
 class Elsewhere(RuntimeError):
-    """Another process failed and has said why."""
+    """Another process failed; the message has its reason."""
 
 
 class Lost(RuntimeError):
-    """Another process is gone, or does not answer."""
+    """Another process has ended or does not answer."""
 
 
 class Disagreement(RuntimeError):
-    """The processes were about to compute different steps."""
+    """The processes disagree on what they are about to compute."""

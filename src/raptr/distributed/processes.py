@@ -1,11 +1,11 @@
-"""The processes of a run as a value: who I am, how many there are, and what all of them have to agree on.
+"""The processes of a run as a value: this process's rank, the number of processes, and how they communicate.
 
-One process is the trivial case, `ALONE`, in which every question is answered at once; so nobody asks how many there
-are. torchrun starts the others, and its environment variables say which one this is.
+One process is the trivial case `ALONE`, in which every method returns at once, so callers need not ask how many
+processes there are. torchrun starts several processes; its environment variables give each one its rank.
 
-Gradients travel over NCCL between GPUs and over gloo between CPUs. Everything else (a stop, digests, which of them
-failed) is small and travels over gloo in a group of its own, `control`, from the CPU: no step waits for a GPU because
-of it, and a process that does not answer is noticed there after `timeout` seconds.
+Gradients are reduced over NCCL between GPUs and over gloo between CPUs. All other messages (stop requests, digests,
+failures) are small. They are sent between CPUs over gloo, in a separate process group `control`, so no step waits for a
+GPU because of them. A process that does not answer there is noticed after `timeout` seconds.
 """
 
 import hashlib
@@ -29,15 +29,15 @@ from raptr.distributed.errors import Disagreement, Elsewhere, Lost
 T = TypeVar("T")
 Engine = Literal["ddp", "fsdp", "hsdp"]
 TIMEOUT = 600.0  # seconds
-BUCKET = 1 << 25  # numbers that are added up in one message
-JOINS = count()  # how often this process has joined the others
-PATIENCE = timedelta(hours=4)  # for what only one process does: reading all of the data, writing a checkpoint
+BUCKET = 1 << 25  # numbers in one all-reduce, at most (but at least one tensor)
+JOINS = count()  # counts how often this process has joined a process group
+PATIENCE = timedelta(hours=4)  # the timeout while one process alone reads all data or writes a checkpoint
 
 
 @final
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run; `mesh` says how the weights lie on them (None: here alone)."""
+    """This process among those of the run; `mesh` says how the weights lie on them (None: whole on each)."""
 
     rank: int = 0
     size: int = 1
@@ -48,16 +48,19 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
-        """Whether no process has the whole of the weights."""
+        """Whether the weights are split into shards, so that no process has all of them."""
         return self.mesh is not None and self.mesh.size(self.mesh.ndim - 1) > 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and shows everything."""
+        """Whether this is the first process, which writes all files but shards, and prints everything."""
         return self.rank == 0
 
     def laid_out(self, engine: Engine | None, shards: int | None, device: torch.device) -> "Processes":
-        """The same with the engine's mesh: (N, 1) for ddp, (N,) for fsdp, (R, S) for hsdp."""
+        """Return a copy that uses the engine's mesh: (N, 1) for ddp (the default), (N,) for fsdp, (R, S) for hsdp.
+
+        `shards` is S; None: the number of processes on this machine.
+        """
         if self.control is None:
             if engine is not None:
                 raise ValueError(
@@ -81,11 +84,11 @@ class Processes:
         return replace(self, mesh=init_device_mesh(device.type, shape, mesh_dim_names=names))
 
     def apart(self) -> "Processes":
-        """The same with a group of their own for control messages, for what another thread does."""
+        """Return a copy with a separate process group for control messages, for use in another thread."""
         return self if self.control is None else replace(self, control=_control(self.timeout))
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean of everybody's tensor, on its device."""
+        """Return the mean of all processes' tensors, on their device."""
         if self.control is None:
             return tensor
         total = tensor.clone()
@@ -93,22 +96,22 @@ class Processes:
         return total / self.size
 
     def average(self, tensors: Sequence[Tensor], reduce: torch.dtype | None = None) -> None:
-        """Replace tensors of one precision by their means over the processes, added up in it or in `reduce`."""
+        """Replace tensors of one precision by their means over the processes, summed in it or in `reduce`."""
         while self.control is not None and tensors:
             fitting = sum(size <= BUCKET for size in accumulate(tensor.numel() for tensor in tensors))
-            some, tensors = list(tensors[: max(1, fitting)]), tensors[max(1, fitting) :]
-            flat = torch.cat([tensor.flatten() for tensor in some])
+            bucket, tensors = list(tensors[: max(1, fitting)]), tensors[max(1, fitting) :]
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
             flat = flat if reduce is None else flat.to(reduce)
             dist.all_reduce(flat)
             flat /= self.size
-            means = torch.split(flat, [tensor.numel() for tensor in some])
-            torch._foreach_copy_(some, [mean.view_as(tensor) for mean, tensor in zip(means, some, strict=True)])
+            means = torch.split(flat, [tensor.numel() for tensor in bucket])
+            torch._foreach_copy_(bucket, [mean.view_as(tensor) for mean, tensor in zip(means, bucket, strict=True)])
 
     def any(self, flag: bool) -> bool:
         return any(self.gather(flag))
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value, in the order of ranks."""
+        """Return the values of all processes, in the order of their ranks."""
         if self.control is None:
             return [value]
         values: list[T | None] = [None] * self.size
@@ -117,7 +120,7 @@ class Processes:
         return values  # type: ignore[return-value]
 
     def agree(self, digests: Callable[[], Mapping[str, str]], flag: Callable[[], bool]) -> "Agreement":
-        """Begin to compare what all processes are about to do, by name, and to ask whether any raises a flag."""
+        """Begin to compare all processes' digests, by name, and to ask whether any process raises its flag."""
         if self.control is None:
             return Agreement(self, flag, None, [], [])
         named_digests = digests()
@@ -129,7 +132,10 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A stretch that all processes leave alike: where one fails, the others stop too. No messages inside."""
+        """Run code that all processes leave alike: if it fails in one of them, the others raise `Elsewhere`.
+
+        No messages may be exchanged inside.
+        """
         failure: Exception | None = None
         try:
             yield
@@ -146,29 +152,30 @@ class Processes:
                 raise Elsewhere(f"process {rank} failed: {reason}")
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all."""
-        made: list[T | None] = [None]
+        """Call `make` in the first process, and return its result in all processes."""
+        values: list[T | None] = [None]
         with self.together():
             if self.first:
-                made = [make()]
+                values = [make()]
         if self.control is not None:
             with explained(self):
-                dist.broadcast_object_list(made, src=0, group=self.control)
-        return made[0]  # type: ignore[return-value]
+                dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]  # type: ignore[return-value]
 
     def first_before_others(self, make: Callable[[], T]) -> T:
-        """What everybody makes, the first process before the others: they find what it has left on the disk."""
-        made: list[T] = []
+        """Call `make` in every process, in the first one before the others, which can use what it left on disk."""
+        results: list[T] = []
         for turn in (self.first, not self.first):
             with self.together():
                 if turn:
-                    made.append(make())
-        return made[0]
+                    results.append(make())
+        return results[0]
 
     def share(self, items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """This process' items of those that all go through, every n-th.
+        """Yield this process's share of the items, every n-th one, each with True.
 
-        Everybody gets as many; whoever has none left gets the last one again, with False.
+        All processes must go through the same items, and get equally many of them: a process that is one short gets the
+        last item again, with False.
         """
         number, last = -1, None
         for number, item in enumerate(items):
@@ -185,7 +192,7 @@ ALONE = Processes()
 @final
 @dataclass(frozen=True)
 class Agreement:
-    """A comparison under way."""
+    """A comparison of digests that `Processes.agree` has begun; `work` is None with one process."""
 
     processes: Processes
     flag: Callable[[], bool]
@@ -194,7 +201,10 @@ class Agreement:
     theirs: list[Tensor]
 
     def settle(self) -> bool:
-        """Wait for it: whether any process raised its flag; an error where they do not agree."""
+        """Wait for the comparison, and return whether any process raised its flag.
+
+        Raise `Disagreement` if the digests differ.
+        """
         if self.work is None:
             return self.flag()
         with explained(self.processes):
@@ -214,31 +224,31 @@ class Agreement:
 
 @contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Processes]:
-    """The processes that torchrun started, connected for a while; without torchrun, this one alone."""
+    """Connect the processes that torchrun started, inside the context. Without torchrun, yield `ALONE`."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         yield ALONE
         return
-    patience, mine = timedelta(seconds=timeout), not dist.is_initialized()
+    patience, owned = timedelta(seconds=timeout), not dist.is_initialized()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if mine:
+    if owned:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
         store, rank, size = next(rendezvous("env://", timeout=patience))
-        # torchrun may keep one store for all its restarts, in which the addresses of dead processes still are.
+        # torchrun may keep one store for all its restarts, with the addresses of processes that have ended.
         store = PrefixStore(f"raptr-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(JOINS)}", store)
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), here, _control(timeout), timeout=timeout)
     finally:
-        if mine:
+        if owned:
             dist.destroy_process_group()
 
 
 @contextmanager
 def explained(processes: Processes) -> Iterator[None]:
-    """Raise `Lost`, saying what to do, where the connection to another process broke."""
+    """Turn an error of the connection to another process into `Lost`, with advice in its message."""
     try:
         yield
     except RuntimeError as error:
@@ -258,10 +268,10 @@ def _control(timeout: float) -> dist.ProcessGroup:
 
 
 def _network(error: RuntimeError) -> bool:
-    """Whether an error comes from the connection: gloo raises a plain RuntimeError that names its source file."""
+    """Whether an error comes from the connection; gloo raises a plain RuntimeError that names its source file."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "monitoredBarrier" in str(error)
 
 
 def _number(text: str) -> int:
-    """63 bits of a text's hash."""
+    """Return 63 bits of a text's hash, which fit in an int64."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

@@ -1,12 +1,13 @@
-"""A model laid out on the processes by FSDP2 (`fully_shard`), layer by layer, so that a skipped layer is neither
+"""Shard a model over the processes by FSDP2 (`fully_shard`), layer by layer, so that a skipped layer is neither
 gathered nor reduced.
 
-One engine serves all: on a mesh (N, 1) the weights are whole everywhere and gradients are all-reduced (ddp), on (N,)
-both are in N shards (fsdp), on (R, S) in S shards, R times (hsdp). All processes must run the same layers in the same
-order: `fully_shard` would otherwise add up gradients of different layers silently.
+FSDP2 is the engine for all three layouts. On a mesh (N, 1) every process has the whole weights and gradients are
+all-reduced (ddp); on (N,) both are split into N shards (fsdp); on (R, S) they are split into S shards, with R replicas
+(hsdp). All processes must run the same layers in the same order: otherwise `fully_shard` would silently add up
+gradients of different layers.
 
-Between two steps the parameters are `DTensor`s, for growth, checkpoints and optimizers that need whole matrices;
-clipping and AdamW work on this process' rows (`mine`). Inside a forward pass they are plain tensors.
+Between two steps the parameters are `DTensor`s, as growth, checkpoints and optimizers that need whole matrices require.
+Clipping and AdamW work on this process's rows (`mine`). Inside a forward pass parameters are plain tensors.
 """
 
 import math
@@ -26,9 +27,10 @@ from raptr.distributed.processes import Processes
 def shard(
     model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *methods: str, reduce: torch.dtype | None = None
 ) -> None:
-    """Lay out a model, each block by itself; `methods` are ways to call it besides `forward`.
+    """Shard a model on `mesh`, each block by itself, in place.
 
-    Gradients are added up in the precision `reduce`, by default their own.
+    `methods` names methods that call the model besides `forward`. Gradients are summed in the precision `reduce`
+    (None: their own).
     """
     policy = MixedPrecisionPolicy(reduce_dtype=reduce)
     for block in blocks:
@@ -39,31 +41,31 @@ def shard(
 
 
 def reduce_now(model: nn.Module, now: bool) -> None:
-    """Say whether the next backward pass sums gradients over replicas, or leaves that to a later one for all so far.
+    """Set whether the next backward pass all-reduces gradients over replicas; if not, a later pass does so for all.
 
-    Sums over shards are made in every pass.
+    Gradients are reduced over shards in every pass.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_all_reduce(now)
 
 
 def reduce_rest(model: nn.Module, processes: Processes, reduce: torch.dtype | None = None) -> None:
-    """Average the gradients of a model that is not laid out, after all its backward passes."""
+    """Average the gradients of a model that is not sharded over the processes, after all its backward passes."""
     if not isinstance(model, FSDPModule):
         processes.average([parameter.grad for parameter in model.parameters() if parameter.grad is not None], reduce)
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up the whole weights that a forward pass without a backward pass leaves behind."""
+    """Free the gathered weights, which a forward pass without a backward pass leaves behind."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def mine(parameter: nn.Parameter) -> nn.Parameter:
-    """This process' rows of a parameter and of its gradient as a plain parameter, in the same memory.
+    """Return this process's rows of a parameter and its gradient as a plain parameter that shares their memory.
 
-    Arithmetic on plain tensors is spared the bookkeeping of `DTensor`s, which takes a GPU's step milliseconds.
+    Arithmetic on plain tensors avoids the overhead of `DTensor`s, which costs milliseconds in a GPU's step.
     """
     if not is_sharded(parameter):
         return parameter
@@ -74,12 +76,12 @@ def mine(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """This process' rows of a tensor."""
+    """Return this process's rows of a tensor as a plain tensor."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def local(tensor: Tensor) -> tuple[Tensor, int]:
-    """The same, and the place of their first element in the whole, row by row."""
+    """Return this process's rows of a tensor, and the index of their first element in the flattened whole tensor."""
     if not is_sharded(tensor):
         return tensor, 0
     _, (row, *_) = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -87,35 +89,38 @@ def local(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def as_shard(own: Tensor, like: DTensor) -> DTensor:
-    """This process' rows as a part of a tensor that is laid out like another."""
+    """Return a sharded tensor with the layout of `like`, of which `own` is this process's rows."""
     mesh, placements = like.device_mesh, like.placements
     return DTensor.from_local(own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def over_shards(squares: Tensor, like: DTensor) -> Tensor:
-    """The sum over the shards of a tensor like this one, of what each process has for its own."""
+    """Return the sum of `squares` over the processes that hold different shards of `like`."""
     parts = [Partial() if isinstance(placement, Shard) else Replicate() for placement in like.placements]
     return DTensor.from_local(squares, like.device_mesh, parts, run_check=False).full_tensor()
 
 
 def part(whole: Tensor, like: Tensor) -> Tensor:
-    """The rows of a whole tensor that this process has of one like it."""
-    own, first = local(like)
-    return whole.flatten()[first : first + own.numel()].view_as(own) if is_sharded(like) else whole
+    """Return the rows of a whole tensor that this process holds of `like`, a sharded tensor of the same shape."""
+    local_rows, first = local(like)
+    return whole.flatten()[first : first + local_rows.numel()].view_as(local_rows) if is_sharded(like) else whole
 
 
 def laid_out(whole: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, which every process has, laid out as one of the same shape."""
+    """Shard a whole tensor, which every process has, like `like`.
+
+    Return it unchanged if `like` is not sharded, or has another shape.
+    """
     if not is_sharded(like) or whole.shape != like.shape:
         return whole
     return as_shard(part(whole, like).contiguous(), like)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, which all processes have to ask for."""
+    """Gather the whole tensor; all processes must call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor lies on several processes."""
+    """Whether a tensor is distributed over processes, i.e. a `DTensor`."""
     return isinstance(tensor, DTensor)
