@@ -160,20 +160,20 @@ class _StandIn(nn.Module):
         routed, blocks, block, scale = self._routed, self._blocks, self.block, self._scale
         routed.called = True
         x = hidden_states(block, args, kwargs)
-        given: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
+        arguments: dict[Key, Any] = dict([*enumerate(args), *kwargs.items()])
         if self._uncached:
-            check_caches(blocks, given.values())
+            check_caches(blocks, arguments.values())
         blocks.follow(self._layer, x)
-        given = blocks.receive(given)
-        args, kwargs = tuple(given[place] for place in range(len(args))), {name: given[name] for name in kwargs}
+        arguments = blocks.receive(arguments)
+        args, kwargs = tuple(arguments[place] for place in range(len(args))), {name: arguments[name] for name in kwargs}
         # Without gradients, autograd does not hold the arguments of a running block, so they should not be kept here.
         keep = scale == 0 or torch.is_grad_enabled()
-        if keep and any(isinstance(value, MutableMapping) for value in given.values()):
+        if keep and any(isinstance(value, MutableMapping) for value in arguments.values()):
             self._given = x, args, kwargs
-        flags = (block.training, *(entry for entry in given.items() if isinstance(entry[1], bool)))
+        flags = (block.training, *(entry for entry in arguments.items() if isinstance(entry[1], bool)))
         if scale == 0:
             probed = None if flags in blocks.returns else probe(block, x, args, kwargs)
-            bypassed = blocks.bypass(self._layer, x, flags, given, probed)
+            bypassed = blocks.bypass(self._layer, x, flags, arguments, probed)
             for record in recorders_of(block).values():
                 record(block, (x,), bypassed)
             blocks.precede(self._layer, x)
@@ -186,7 +186,7 @@ class _StandIn(nn.Module):
             with unrecorded(block) as recorders:
                 output = self._run(x, args, kwargs)
         check_output(output, x)
-        blocks.learn(flags, given, output)
+        blocks.learn(flags, arguments, output)
         first, *rest = [output] if isinstance(output, Tensor) else output
         if scale == 1:
             blocks.precede(self._layer, first)
@@ -244,7 +244,7 @@ class _StandIn(nn.Module):
                 raise
             return getattr(self.block, name)
 
-    # The next three methods make names, state-dict keys and deep copies inside the context those of the real block.
+    # The next three methods answer for the real block, so that names, state-dict keys and copies are as outside.
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         yield from self.block.named_modules(*args, **kwargs)
 

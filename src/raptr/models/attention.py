@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from raptr.models.fused import short_attention
 
-BLOCK = 128  # queries, and keys, in one block of a block mask
+BLOCK = 128  # a block of a block mask has as many queries, and as many keys
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def attend(
 ) -> Tensor:
     """Return scaled dot-product attention, (B, H, S, K); H / G neighbouring query heads share keys and values.
 
-    `causal` matters only if `segments` is None: positions then attend to no later ones.
+    `causal` hides later positions; it applies only if `segments` is None.
     """
     grouped = q_BHSK.shape[1] != k_BGSK.shape[1]
     if segments is not None and segments.blocks is not None:

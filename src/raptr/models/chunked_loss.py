@@ -29,8 +29,8 @@ def chunked_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the mean loss and its gradients for x, the weight and the bias.
 
-    The gradients are empty tensors without `gradients`, and so is the bias's if there is no bias. The gradients of
-    weight and bias are summed over the chunks in float32 or wider. `scores` is the largest number of scores in a chunk.
+    Without `gradients` they are empty tensors, and without a bias its gradient is one. The gradients of weight and bias
+    are summed over the chunks in float32 or wider. `scores` is the largest number of scores in a chunk.
     """
     rows = len(x_ND)
     chunks = -(-rows // max(1, scores // len(weight_VD)))

@@ -68,10 +68,10 @@ def linear_cross_entropy(
     """
     if _half(x_ND):
         return kernels.linear_cross_entropy(x_ND.bfloat16(), weight_VD.bfloat16(), bias_V, labels_N, z_loss)
-    scores_NV = F.linear(x_ND, weight_VD, bias_V)
-    scores_NV = scores_NV.to(torch.promote_types(scores_NV.dtype, torch.float32))
-    loss = F.cross_entropy(scores_NV, labels_N)
-    return loss + z_loss * scores_NV.logsumexp(-1).square().mean() if z_loss else loss
+    logits_NV = F.linear(x_ND, weight_VD, bias_V)
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    loss = F.cross_entropy(logits_NV, labels_N)
+    return loss + z_loss * logits_NV.logsumexp(-1).square().mean() if z_loss else loss
 
 
 def _half(x: Tensor) -> bool:
