@@ -1,1 +1,1 @@
-"""The loop and what it needs."""
+"""The training loop and all around a run: configuration, optimizers, checkpoints, execution, plans and exports."""

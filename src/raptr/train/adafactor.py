@@ -1,24 +1,25 @@
-"""Adafactor (Shazeer and Stern 2018) with the settings of T5 and UL2, on which the paper's decoder runs build.
+"""Adafactor (Shazeer and Stern 2018) with the settings of T5 and UL2, on which the paper's decoder runs are based.
 
-Let g be a gradient, p its weight, and t the number of this parameter's steps, from 1 on:
+Let g be a gradient, p its weight, and t the number of steps that this parameter has taken, starting at 1:
 
     v = β·v + (1 - β)·(g² + 1e-30)  with β = 1 - t^-0.8
-    u = g / √v, divided by its RMS where that is above 1
+    u = g / √v, divided by its RMS if that is above 1
     p = p - lr · max(RMS(p), 1e-3) · u
 
-Where a matrix has at least 128 rows and columns, only the row and column means of v are kept, and v is their product
-divided by their common mean. There is no momentum, no bias correction and no weight decay. A parameter that holds
-several maps (a fused query, key and value) is a batch of them: each has its own means and its own RMS.
+If a matrix has at least 128 rows and 128 columns, only the row and column means of v are stored, and v is approximated
+by their product divided by their common mean. There is no momentum, no bias correction and no weight decay. A parameter
+that fuses several linear maps (query, key and value) is treated as a batch of them: each has its own means and RMS.
 
-Where parameters lie on several processes, weights and gradients are gathered one by one, every process computes the
-same update and keeps the same averages, and each moves its own rows.
+Sharded weights and gradients are gathered one at a time. Every process computes the same update, keeps the same
+averages, and updates its own rows.
 
-The idle policies: an idle weight moves under neither, since there is no momentum. `skip` leaves v and t alone as well.
-Under `zero` both go on, so v shrinks, and the first update afterwards is larger, up to its RMS of 1. T5's t is that of
-the run: the same under `zero` and wherever no layer is idle. A t of its own gives a layer that runs for the first time
-at step 1,000 a β of 0, and not an average with zeros.
+Idle weights move under neither idle policy, since there is no momentum. `skip` leaves v and t unchanged as well. Under
+`zero` both continue, so v shrinks, and the first update afterwards is larger, up to an RMS of 1. In T5, t counts the
+steps of the run; here it does so under `zero` and wherever no layer is idle. Otherwise t counts the parameter's own
+steps, so a layer that first runs at step 1,000 begins with β = 0 and not with an average over zeros.
 
-`torch.optim.Adafactor` is another algorithm: its rate falls by itself, and it treats small gradients otherwise.
+`torch.optim.Adafactor` is a different algorithm: it lowers its learning rate by itself, and it treats small gradients
+differently.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,18 +32,19 @@ from torch.optim import Optimizer
 
 from raptr.distributed.sharding import is_sharded, part, rows, whole
 
-FACTORED = 128  # the least number of rows and columns of a matrix whose second moments are factored
+FACTORED = 128  # a matrix with fewer rows or columns keeps all of its second moments
 POWER = 0.8
 SMALLEST = 1e-30  # added to squared gradients
-SHAPES = 64  # of parameters at most, for which the update is compiled
-LEAST_SCALE = 1e-3  # of a weight: those that begin at zero could not leave it otherwise
+SHAPES = 64  # the most shapes of parameters for which the update is compiled
+LEAST_SCALE = 1e-3  # the least RMS(p) of an update: weights that start at zero could not move otherwise
 
 
 @final
 class Adafactor(Optimizer):
-    """A group's `maps` is the number of equal maps that each of its parameters holds in its first dimension.
+    """Adafactor as described above.
 
-    With `compiled`, the update is: on a GPU each of its operations would be a pass over memory.
+    A group's `maps` is the number of linear maps of equal size that each of its parameters fuses along dimension 0.
+    `compiled` compiles the update, since on a GPU each of its operations would otherwise be a pass over memory.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Adafactor(Optimizer):
 
 
 def _initial(p: Tensor, least: int) -> dict[str, Tensor]:
-    """The state of a batch of maps before their first step."""
+    """Return the optimizer state before the first step of `p`, a parameter with its maps along dimension 0."""
     step = torch.zeros((), device="cpu")  # so that reading it never waits for a GPU
     if p.ndim < 3 or min(p.shape[-2:]) < least:
         return {"step": step, "square": torch.zeros_like(p)}
@@ -81,7 +83,7 @@ Update = Callable[[Tensor, Tensor, list[Tensor], float, float], None]
 
 
 def update(p: Tensor, g: Tensor, averages: list[Tensor], lr: float | Tensor, new: float | Tensor) -> None:
-    """One step of a batch of maps; `new`, which is 1 in the first step, is 1 - β."""
+    """Apply one step to `p`, a parameter with its maps along dimension 0; `new` is 1 - β, and 1 in the first step."""
     squares = g.square() + SMALLEST
     if len(averages) == 1:
         u = g * averages[0].lerp_(squares, new).rsqrt()
@@ -94,22 +96,22 @@ def update(p: Tensor, g: Tensor, averages: list[Tensor], lr: float | Tensor, new
 
 @cache
 def compiled_update(backend: Any = "inductor") -> Update:
-    """The update, compiled once for each shape."""
+    """Return `update`, compiled once for each shape of parameters."""
     torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
     fused = torch.compile(update, fullgraph=True, dynamic=False, backend=backend)
 
     def run(p: Tensor, g: Tensor, averages: list[Tensor], lr: float, new: float) -> None:
-        # Numbers that change reach compiled code as tensors: it would be compiled anew for each.
+        # The rates are passed as tensors, since code with Python numbers would be compiled again for each value.
         fused(p, g, averages, *(_number(rate, p.dtype, p.device) for rate in (lr, new)))
 
     return run
 
 
-@lru_cache(maxsize=64)  # most parameters of a step have the same
+@lru_cache(maxsize=64)  # most parameters of a step share their values
 def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
 def _rms(x: Tensor) -> Tensor:
-    """The root mean square of each map of a batch."""
+    """Return the root mean square of each map along dimension 0; the other dimensions have size 1."""
     return x.square().mean(tuple(range(1, x.ndim)), keepdim=True).sqrt()

@@ -1,13 +1,13 @@
-"""AdamW in which the rows of one tensor may take different numbers of steps.
+"""AdamW that can count steps separately for each row of a parameter.
 
-Adam's bias correction divides the moments by 1 - β^t, where t is the number of steps that they average over. With one t
-for a tensor whose rows (or columns) have taken different numbers of steps, updates would have the wrong size: with
-β2 = 0.999 the first ones of rows that are added to a trained tensor 3 times the right one, rising to 6.5 times. So the
-state `step` of such a tensor has one count for each row: it has the parameter's dimensions, all 1 but that of the rows.
-There are two kinds of such tensors:
+Adam's bias correction divides the moments by 1 - β^t, where t is the number of steps that they average over. If a
+tensor's rows (or columns) have taken different numbers of steps, a single t gives updates of the wrong size: with
+β2 = 0.999, the first updates of rows added to a trained tensor would be 3 times too large, rising to 6.5 times. So the
+state `step` of such a tensor has one count for each row: it has as many dimensions as the parameter, all of size 1
+except that of the rows. Rows take different numbers of steps in two cases:
 
-- the model was widened, so some rows are new;
-- heads or MLP parts that did not run are left alone (`ran`): no moment, no count and no weight of their rows changes.
+- The model was widened, so some rows are new.
+- Heads or MLP parts that did not run are left alone (`ran`): the weights, moments and counts of their rows stay.
 
 All other parameters are updated by `torch.optim.AdamW` itself.
 """
@@ -23,16 +23,16 @@ from torch import Tensor, optim
 
 from raptr.distributed.sharding import as_shard, is_sharded, local, mine, rows
 
-SHAPES = 64  # of parameters at most, for which the update is compiled
+SHAPES = 64  # the most shapes of parameters for which the update is compiled
 
 
 @final
 class AdamW(optim.AdamW):
-    """`torch.optim.AdamW` (without amsgrad) for parameters with one step count or with one for each row.
+    """`torch.optim.AdamW` (without amsgrad) for parameters with one step count, or with one for each row.
 
-    `ran` has the parameters of which only some rows take part in the next step: 1 for these, 0 for the others, in the
-    shape of the counts. With `compiled`, the update of rows is: on a GPU each of its operations would be a pass over
-    memory.
+    `ran` holds a mask for each parameter of which only some rows take part in the next step: 1 for these rows, 0 for
+    the others, in the shape of the step counts. `compiled` compiles the update of parameters with counts for each row,
+    since on a GPU each of its operations would otherwise be a pass over memory.
     """
 
     def __init__(self, *arguments: Any, compiled: bool = False, **settings: Any) -> None:
@@ -53,7 +53,7 @@ class AdamW(optim.AdamW):
                 self._update(mixed, group)
                 hidden += [(parameter, parameter.grad) for parameter in mixed]
         for parameter, _ in hidden:
-            parameter.grad = None  # torch's step then leaves it alone
+            parameter.grad = None  # so that torch's own step skips it
         with self._plain():
             super().step()
         for parameter, gradient in hidden:
@@ -61,7 +61,7 @@ class AdamW(optim.AdamW):
         self.ran = {}
 
     def _count_rows(self, parameter: Tensor, ran: Tensor) -> None:
-        """Give a parameter one step count for each row, where it has one for all or none yet."""
+        """Give a parameter one step count for each row: create its state, or expand its single count."""
         state = self.state[parameter]
         if not state:
             state |= {kind: torch.zeros_like(parameter) for kind in ("exp_avg", "exp_avg_sq")}
@@ -70,7 +70,7 @@ class AdamW(optim.AdamW):
             state["step"] = state["step"].to(ran.device).expand_as(ran).contiguous()
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
-        """One step of parameters whose rows have counts of their own."""
+        """Apply one step to parameters that have a step count for each row."""
         counts, running = [], []
         for parameter in parameters:
             count, ran = self.state[parameter]["step"], self.ran.get(parameter)
@@ -86,25 +86,25 @@ class AdamW(optim.AdamW):
 
     @contextmanager
     def _plain(self) -> Iterator[None]:
-        """Show this process' rows, as plain tensors in the same memory, in place of sharded parameters and state."""
-        shown = []
+        """For a while, replace sharded parameters and state by plain tensors of this process' rows, sharing memory."""
+        replaced = []
         for group in self.param_groups:
             parameters = group["params"]
             group["params"] = plain = [p if p.grad is None else mine(p) for p in parameters]
-            shown.append((group, parameters, plain))
-            for parameter, own in zip(parameters, plain, strict=True):
-                if own is not parameter and parameter in self.state:
-                    self.state[own] = {kind: rows(value) for kind, value in self.state[parameter].items()}
+            replaced.append((group, parameters, plain))
+            for parameter, shard in zip(parameters, plain, strict=True):
+                if shard is not parameter and parameter in self.state:
+                    self.state[shard] = {kind: rows(value) for kind, value in self.state[parameter].items()}
         try:
             yield
         finally:
-            for group, parameters, plain in shown:
+            for group, parameters, plain in replaced:
                 group["params"] = parameters
-                for parameter, own in zip(parameters, plain, strict=True):
-                    made = self.state.pop(own) if own is not parameter and own in self.state else {}
-                    if made and parameter not in self.state:
+                for parameter, shard in zip(parameters, plain, strict=True):
+                    state = self.state.pop(shard) if shard is not parameter and shard in self.state else {}
+                    if state and parameter not in self.state:
                         self.state[parameter] = {
-                            kind: as_shard(value, parameter) if value.dim() else value for kind, value in made.items()
+                            kind: as_shard(value, parameter) if value.dim() else value for kind, value in state.items()
                         }
 
 
@@ -112,7 +112,10 @@ Move = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], None]
 
 
 def move(p: Tensor, g: Tensor, m: Tensor, v: Tensor, factors: Tensor, epsilon: float) -> None:
-    """One step of a parameter p with gradient g and averages m and v; factors of 1, 0, 0 and 0 leave all as it is."""
+    """Apply one step to a parameter p with gradient g and moments m and v.
+
+    The last dimension of `factors` holds the five factors below; 1, 0, 0, 0 and any root leave p, m and v unchanged.
+    """
     decay, new_m, new_v, rate, root = factors.unbind(-1)
     m.lerp_(g, new_m)
     v.lerp_(g.square(), new_v)
@@ -121,23 +124,24 @@ def move(p: Tensor, g: Tensor, m: Tensor, v: Tensor, factors: Tensor, epsilon: f
 
 @cache
 def compiled_move(backend: Any = "inductor") -> Move:
-    """The same, compiled once for each shape."""
+    """Return `move`, compiled once for each shape of parameters."""
     torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
-    made: Move = torch.compile(move, fullgraph=True, dynamic=False, backend=backend)
-    return made
+    compiled: Move = torch.compile(move, fullgraph=True, dynamic=False, backend=backend)
+    return compiled
 
 
 def _factors(
     counts: Sequence[Tensor], running: Sequence[Tensor], group: dict[str, Any], dtype: torch.dtype
 ) -> list[Tensor]:
-    """What `move` multiplies by, for each parameter in the shape of its counts; made for all rows at once.
+    """Return the factors of `move` for each parameter, in the shape of its counts and a last dimension of 5.
 
-    The factors of a row lie side by side, so that strides, which compiled code depends on, do not depend on the others.
+    They are computed for all parameters at once. The factors of one row are adjacent in memory, so that strides, on
+    which compiled code depends, do not depend on the other parameters.
     """
     rate, (beta1, beta2) = group["lr"], group["betas"]
-    # In double precision, since 1 - β^t loses digits in float32 where t is small.
-    t, ran = (torch.cat([one.flatten() for one in some]).double() for some in (counts, running))
-    t = t.clamp(min=1)  # of rows that have not run yet
+    # In double precision, since 1 - β^t loses digits in float32 if t is small.
+    t, ran = (torch.cat([tensor.flatten() for tensor in tensors]).double() for tensors in (counts, running))
+    t = t.clamp(min=1)  # rows that have not run yet have t = 0, and 1 - β^0 is 0
     factors = [1 - rate * group["weight_decay"] * ran, (1 - beta1) * ran, (1 - beta2) * ran]
     factors += [rate * ran / (1 - beta1**t), (1 - beta2**t).sqrt()]
     parts = torch.split(torch.stack(factors, dim=-1).to(dtype), [count.numel() for count in counts])
@@ -145,9 +149,9 @@ def _factors(
 
 
 def _rows(counts: Tensor, parameter: Tensor) -> Tensor:
-    """Of one number for each row of a parameter those of the rows that this process has."""
+    """Return the entries of `counts`, one for each row or column of a parameter, that belong to this process' rows."""
     if not is_sharded(parameter) or is_sharded(counts) or counts.shape[0] == 1:
         return rows(counts)
-    own, first = local(parameter)
+    local_rows, first = local(parameter)
     row = first // math.prod(parameter.shape[1:])
-    return counts[row : row + len(own)]
+    return counts[row : row + len(local_rows)]

@@ -1,11 +1,17 @@
-"""Which method to take, by what was measured: the choice of `method.name: auto`.
+"""Choose a method from measurements: what `method.name: auto` means.
 
-`measured.json` has what each method came to at each size and length, against full training. `make results` writes it
-from the records of the comparisons (docs/results/), so a new record changes the choice without a change here.
+`measured.json` holds the results of each method at each model size and length of training, compared with full training.
+`make results` derives it from the records of the comparisons (docs/results/), so a new record changes the choice
+without a change here.
 
-The steps of a run stay as they are given. So a method comes first that in three seeds ended below full training with no
-more steps than that had; then one that did with more steps; then one that did on fewer seeds; then one that ended below
-full training with the same FLOPs, in three seeds before fewer. docs/results/which-method.md has the reasons.
+The number of steps of a run stays as the user set it. So methods are ranked by their measured held-out loss as follows,
+for the reasons in docs/results/which-method.md:
+
+1. below full training on three seeds or more, with no more steps than full training
+2. the same with more steps
+3. below full training on fewer seeds
+4. below full training with the same FLOPs, on three seeds or more
+5. the same on fewer seeds
 """
 
 import json
@@ -22,23 +28,23 @@ from raptr.settings import check_choice, listed, read
 from raptr.subnetworks.schedule import Schedule, parse_sizes
 from raptr.subnetworks.value import WIDTHS, Width
 
-if TYPE_CHECKING:  # it imports this module
+if TYPE_CHECKING:  # a circular import otherwise
     from raptr.train.config import Config
 
-AUTO = "auto"  # method.name: take what was best in the nearest measurement
+AUTO = "auto"  # method.name: take the method that was best in the nearest measurement
 TABLE = Path(__file__).with_name("measured.json")
-SEEDS = 3  # what rests on fewer is preliminary
-NEAR = 2.0  # a measurement is far where depth, width or tokens per weight differ by a larger factor
-REACH = 4.0  # methods that were measured within this factor are compared with each other
-SAME = 1.005  # relative steps that count as the same
-OF_STEPS = ("full_start", "mask_steps")  # settings that are a part of the run, in steps
-OF_STAGES = ("schedule", "lengths", "average")  # settings that say how large the stages are, and how long
-OF_DEPTH = ("fixed", "groups")  # settings that hold for one number of layers only
+SEEDS = 3  # results on fewer seeds are preliminary
+NEAR = 2.0  # a measurement is far if depth, width or tokens per weight differ by a larger factor
+REACH = 4.0  # methods that were measured within this factor of a run are compared with each other
+SAME = 1.005  # up to this ratio, two numbers of steps count as the same
+OF_STEPS = ("full_start", "mask_steps")  # settings in steps, which scale with the length of the run
+OF_STAGES = ("schedule", "lengths", "average")  # settings that define the sizes and lengths of the stages
+OF_DEPTH = ("fixed", "groups")  # settings that make sense for one number of layers only
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference in held-out loss over some seeds, and the half-width of its 95% interval."""
+    """A mean difference in held-out loss over seeds, and the half-width of its 95% interval (None with one seed)."""
 
     mean: float
     interval: float | None
@@ -46,17 +52,17 @@ class Difference:
 
     @property
     def low(self) -> float:
-        """The lower end of the interval; with one seed, the difference."""
+        """The lower end of the interval; with one seed, the difference itself."""
         return self.mean - (self.interval or 0.0)
 
     @property
     def high(self) -> float:
-        """The upper end of the interval; with one seed, the difference."""
+        """The upper end of the interval; with one seed, the difference itself."""
         return self.mean + (self.interval or 0.0)
 
     @property
     def below(self) -> bool:
-        """Whether it is below 0 with its whole interval."""
+        """Whether the whole interval is below 0."""
         return self.high < 0
 
     def __str__(self) -> str:
@@ -66,7 +72,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Place:
-    """A kind of model, its size and the length of its training: what a choice depends on."""
+    """What a choice depends on: the kind of model, its size and the length of its training."""
 
     family: str
     objective: str
@@ -75,22 +81,22 @@ class Place:
     width: int
     heads: int
     parts: int
-    tokens_per_weight: float  # of the layers' weights, in full training
+    tokens_per_weight: float  # training tokens per weight of the layers, in full training
 
     def factor(self, other: "Place") -> float:
-        """The largest factor between depths, widths or lengths."""
+        """Return the largest of the factors by which depth, width and tokens per weight differ."""
         return max(max(a / b, b / a) for a, b in zip(self._sizes, other._sizes, strict=True))
 
     def distance(self, other: "Place") -> float:
-        """How far apart two places are, in doublings."""
+        """Return the Euclidean distance between two places, in doublings of depth, width and tokens per weight."""
         return math.dist(*([math.log2(size) for size in place._sizes] for place in (self, other)))
 
     def learns_as(self, other: "Place") -> bool:
-        """Whether both are the same kind of model with the same objective."""
+        """Return whether both have the same family of models and the same objective."""
         return (self.family, self.objective) == (other.family, other.objective)
 
     def near(self, other: "Place") -> bool:
-        """Whether what was measured at one holds for the other, as far as we know."""
+        """Return whether a measurement at one place holds for the other, as far as we know."""
         return self.learns_as(other) and round(self.factor(other), 3) <= NEAR
 
     @property
@@ -104,27 +110,27 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an entry of a comparison came to at its best learning rate, against full training of `full_steps` steps."""
+    """The result of a comparison's entry at its best learning rate, against full training of `full_steps` steps."""
 
     record: str
     entry: str
     place: Place
-    method: Mapping[str, Any]  # its name, and the settings that are not its defaults
+    method: Mapping[str, Any]  # its name, and the settings that differ from its defaults
     steps: int
     full_steps: int
     flops: float  # relative to full training
     loss: float
     to_full: Difference
     to_reduced: Difference  # to full training with the same FLOPs
-    older: bool = False  # decayed over as many steps as full training, not over the same fraction of its own
+    older: bool = False  # its learning rate decayed over as many steps as full training's, not over the same fraction
 
     @property
     def longer(self) -> float:
-        """How many times the steps of full training it had."""
+        """The number of its steps relative to full training."""
         return self.steps / self.full_steps
 
     def settings(self, place: Place, steps: int) -> dict[str, Any] | None:
-        """The method for the model of a place and a run of this length; None where it cannot be carried over."""
+        """Return the method, scaled to the model at `place` and a run of `steps` steps; None if it cannot be scaled."""
         units = {axis: getattr(place, axis) for axis in WIDTHS}
         return scaled(self.method, place.layers / self.place.layers, steps / self.steps, units)
 
@@ -132,25 +138,26 @@ class Measured:
 def scaled(
     method: Mapping[str, Any], depth: float, length: float, units: Mapping[Width, int] | None = None
 ) -> dict[str, Any] | None:
-    """A method for a model `depth` times as deep and a run `length` times as long; None where that has no meaning.
+    """Return a method scaled to a model `depth` times as deep and a run `length` times as long.
 
-    `units` are the model's numbers of heads and MLP parts, where they differ from the method's.
+    `units` are that model's numbers of heads and MLP parts, to which the method's schedules for them are scaled. Return
+    None if a setting cannot be scaled, or if there are fewer heads or parts than different sizes in a schedule.
     """
-    made = dict(method)
-    if depth != 1 and any(key in made for key in OF_DEPTH):
+    settings = dict(method)
+    if depth != 1 and any(key in settings for key in OF_DEPTH):
         return None
-    if "schedule" in made:
-        least = 2 if made["name"] == "raptr" else 1  # of RaPTr two layers are fixed
-        made["schedule"] = _resized(made["schedule"], depth, least)
-        if "average" in made:
-            made["average"] = made["average"] * depth
+    if "schedule" in settings:
+        least = 2 if settings["name"] == "raptr" else 1  # RaPTr always runs the first and the last layer
+        settings["schedule"] = _resized(settings["schedule"], depth, least)
+        if "average" in settings:
+            settings["average"] = settings["average"] * depth
     for axis, count in (units or {}).items():
-        if axis in made:
-            sizes = parse_sizes(made[axis])
+        if axis in settings:
+            sizes = parse_sizes(settings[axis])
             if count < len(set(sizes)):
                 return None
-            made[axis] = _resized(made[axis], count / sizes[-1], 1)
-    return made | {key: _rounded(made[key] * length) for key in OF_STEPS if key in made}
+            settings[axis] = _resized(settings[axis], count / sizes[-1], 1)
+    return settings | {key: _rounded(settings[key] * length) for key in OF_STEPS if key in settings}
 
 
 def _resized(text: str, factor: float, least: int) -> str:
@@ -160,18 +167,18 @@ def _resized(text: str, factor: float, least: int) -> str:
 
 @cache
 def table() -> tuple[Measured, ...]:
-    """What was measured, as it is packaged."""
+    """Return the measurements that come with the package."""
     return tuple(from_json(json.loads(TABLE.read_text(encoding="utf-8"))))
 
 
 def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Measured]:
-    """The measurements of a JSON list."""
+    """Return the measurements in a JSON list."""
     kinds: dict[str, type] = {"place": Place, "to_full": Difference, "to_reduced": Difference}
     return [read(Measured, {**row, **{key: read(kind, row[key]) for key, kind in kinds.items()}}) for row in rows]
 
 
 def check(config: "Config") -> None:
-    """Refuse an unknown method, and `auto` together with what it would have to know."""
+    """Refuse an unknown method, and `auto` together with settings of a method or with `model.start`."""
     check_choice("method.name", config.method["name"], (*METHODS, AUTO))
     others = [f"method.{key}" for key, value in config.method.items() if key != "name" and value is not None]
     others += ["model.start"] if config.model.start is not None else []
@@ -183,24 +190,24 @@ def check(config: "Config") -> None:
 
 
 def decided(config: "Config") -> Mapping[str, Any]:
-    """The method of a configuration and its settings, chosen where that says `auto`."""
+    """Return the name and the settings of a configuration's method, chosen from the measurements if it says `auto`."""
     if config.method["name"] != AUTO:
         return config.method
-    found = best_for(config)
-    settings = None if found is None else found.settings(place_of(config), config.train.steps)
+    measured = best_for(config)
+    settings = None if measured is None else measured.settings(place_of(config), config.train.steps)
     return settings or {"name": "full"}
 
 
 def best_for(config: "Config") -> Measured | None:
-    """The measurement whose method is to be taken for a run; None: full training."""
+    """Return the measurement whose method a run should take; None means full training."""
     measured = table()
-    if config.optimizer.name != "adamw":  # muon cannot run some of the heads or parts, adafactor not add to them
+    if config.optimizer.name != "adamw":  # muon refuses idle heads and parts, adafactor new ones
         measured = tuple(row for row in measured if not any(axis in row.method for axis in WIDTHS))
     return best(place_of(config), measured)
 
 
 def place_of(config: "Config") -> Place:
-    """What the choice for a run depends on."""
+    """Return the place of a run: what the choice of its method depends on."""
     dimensions = config.dimensions
     weights = dimensions.layers * dimensions.layer_weights(dimensions.shape.heads, dimensions.shape.parts)
     tokens = config.train.steps * config.train.batch * config.data.length
@@ -210,7 +217,7 @@ def place_of(config: "Config") -> Place:
 
 
 def named(method: Mapping[str, Any]) -> str:
-    """A method with its schedules and its other settings, as a person writes it."""
+    """Return a method with its schedules and other settings as a person would write it."""
     others = [] if method.get("average") is None else [f"stages of {_shares(method)}"]
     sizes = {axis: method[setting] for axis, setting in AXES.items() if method.get(setting) is not None}
     schedules = [text if sizes.keys() == {"depth"} else f"{axis}={text}" for axis, text in sizes.items()]
@@ -225,7 +232,7 @@ def named(method: Mapping[str, Any]) -> str:
 
 
 def _shares(method: Mapping[str, Any]) -> str:
-    """The lengths of the stages of a schedule with an average: 20, 20 and 60%."""
+    """Return the lengths of the stages of a schedule with an average, such as `20, 20 and 60%`."""
     text, steps, lengths = method["schedule"], 100_000, method.get("lengths")
     layers = parse_sizes(text)[-1]
     fitted = Schedule.parse(text, layers=layers, steps=steps, lengths=lengths, average=method["average"], fixed=())
@@ -234,10 +241,10 @@ def _shares(method: Mapping[str, Any]) -> str:
 
 
 def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
-    """The measurement whose method is to be taken at a place; None: full training.
+    """Return the measurement whose method should be taken at a place; None means full training.
 
-    Each method is judged where it was measured nearest. Those within a factor of REACH are compared; where there are
-    none, those at the nearest place.
+    Each method is judged by its nearest measurement. Those within a factor of REACH are compared; if there are none,
+    those at the nearest place.
     """
     alike = [row for row in measured if row.place.learns_as(place)]
     alike = alike or [row for row in measured if row.place.family == place.family] or list(measured)
@@ -249,43 +256,43 @@ def best(place: Place, measured: Sequence[Measured]) -> Measured | None:
 
 
 def nearest(place: Place, measured: Sequence[Measured]) -> list[Measured]:
-    """Of each method what was measured nearest to a place, once for each schedule that it had there."""
+    """Return the measurements of each method at the place nearest to this one, one for each of its schedules there."""
     by_method: dict[str, list[Measured]] = {}
     for row in sorted(measured, key=lambda row: _order(place, row)):
         rest = {key: value for key, value in row.method.items() if key not in OF_STAGES}
         by_method.setdefault(json.dumps(rest, sort_keys=True), []).append(row)
-    found: dict[str, Measured] = {}
+    by_schedule: dict[str, Measured] = {}
     for first, *others in by_method.values():
         for row in (first, *(row for row in others if row.place == first.place)):
-            found.setdefault(json.dumps(row.method, sort_keys=True), row)
-    return list(found.values())
+            by_schedule.setdefault(json.dumps(row.method, sort_keys=True), row)
+    return list(by_schedule.values())
 
 
 def matching(place: Place, method: Mapping[str, Any], steps: int, measured: Sequence[Measured]) -> Measured | None:
-    """The nearest measurement of a method with these settings; None where it was not measured near this place."""
+    """Return the nearest measurement of a method with these settings; None if it was not measured near this place."""
     rows = [row for row in measured if row.place.near(place) and _same(row.settings(place, steps), method)]
     return min(rows, key=lambda row: _order(place, row), default=None)
 
 
 def plain_settings(method: Method) -> dict[str, Any]:
-    """A method's name with those of its settings that are not its defaults."""
-    given = {key: listed(value) for key, value in method.settings().items()}
-    if given.get("lengths") == "equal" and given.get("average") is None:
-        given["lengths"] = None  # which is what none means
-    narrower = any(given.get(axis) is not None for axis in WIDTHS)
-    if narrower and given.get("average") is None and len(set(parse_sizes(given["schedule"]))) == 1:
-        given["schedule"] = None  # all layers, which is what none means beside heads or parts
-    defaults = {key: listed(getattr(type(method), key, None)) for key in given}
+    """Return a method's name with those of its settings that differ from its defaults."""
+    settings = {key: listed(value) for key, value in method.settings().items()}
+    if settings.get("lengths") == "equal" and settings.get("average") is None:
+        settings["lengths"] = None  # None means equal lengths
+    narrower = any(settings.get(axis) is not None for axis in WIDTHS)
+    if narrower and settings.get("average") is None and len(set(parse_sizes(settings["schedule"]))) == 1:
+        settings["schedule"] = None  # None means all layers if heads or parts have sizes
+    defaults = {key: listed(getattr(type(method), key, None)) for key in settings}
     for key in OF_STEPS:
         default: dict[str, Any] = {key: defaults.get(key)}
-        if key in given and replace(method, **default).settings()[key] == given[key]:
-            given[key] = None  # what the method takes for this many steps by itself
-    changed = {key: value for key, value in given.items() if value is not None and value != defaults[key]}
+        if key in settings and replace(method, **default).settings()[key] == settings[key]:
+            settings[key] = None  # the method computes the same value from its number of steps
+    changed = {key: value for key, value in settings.items() if value is not None and value != defaults[key]}
     return {"name": method.name, **changed}
 
 
 def _worth(place: Place, row: Measured) -> tuple[int, float, float]:
-    """The smaller, the better: what is known of the method, then how near that was measured, then the loss."""
+    """Return a sort key, the smaller the better: the rank of the evidence, the distance, the loss."""
     as_good, sure = row.to_full.below, row.to_full.seeds >= SEEDS
     if as_good and sure:
         rank = 0 if row.longer <= SAME else 1
@@ -302,12 +309,12 @@ def _order(place: Place, row: Measured) -> tuple[float, bool, bool, int]:
 
 
 def _apart(place: Place, row: Measured) -> float:
-    """The distance as far as it counts: a few steps more or less in a run do not decide between two places."""
+    """Return the distance rounded, so that a slightly longer or shorter run does not decide between two places."""
     return round(row.place.distance(place), 1)
 
 
 def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any]) -> bool:
-    """Whether two methods have the same settings, up to what rounding to whole steps changes."""
+    """Return whether two methods have the same settings, up to rounding to whole steps."""
     if one is None or one.keys() != other.keys():
         return False
     pairs = [(one[key], other[key]) for key in one]

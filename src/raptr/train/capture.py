@@ -1,4 +1,4 @@
-"""CUDA graphs whose capture may fail: out of memory, or in code that reads a number back."""
+"""Capture of CUDA graphs that may fail: out of memory, or in code that reads a number back from the GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,11 @@ import torch
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Capture what is called inside; where that fails, GPU work can go on as it could before.
+    """Capture the operations of the `with` block; if that fails, make sure that later work on the GPU does not.
 
-    After a failure `torch.cuda.graph` leaves its stream the current one, and torch 2.11 takes the generator to be
-    capturing until a capture succeeds: dropout, and replays of other graphs, would fail.
+    After a failure `torch.cuda.graph` leaves its own stream as the current one, and torch 2.11 considers the random
+    generator to be capturing until a capture succeeds: dropout, and replays of other graphs, would fail. So a trivial
+    graph is captured, and the stream is restored.
     """
     scratch = torch.zeros((), device=stream.device)
     with torch.cuda.stream(stream):

@@ -1,12 +1,12 @@
-"""Checkpoints: the whole state of a run before step N, in `checkpoints/step-N/`, and never half of it.
+"""Checkpoints: the whole state of a run before step N, in `checkpoints/step-N/`, complete or not there.
 
 A checkpoint holds the tensors as safetensors (written through `torch.distributed.checkpoint`, each process its
 shards), the rest as `state.json`, and `manifest.json` with the size and sha256 of each file. Any number of processes
-reads what any other number wrote: a tensor is put together from the files that have its rows.
+can read what any other number wrote: a tensor is assembled from the files that hold its rows.
 
-A checkpoint is written in a hidden folder beside its place and gets its name by one rename, after everything is on the
-disk (`raptr/files.py`); so a folder `step-N` is whole, unless the disk damaged it later, which the manifest
-shows. `.step-N.replaced` stands for `step-N` if that name is free.
+A checkpoint is written to a hidden folder, which is renamed to `step-N` once everything is on the disk
+(`raptr/files.py`). So a folder `step-N` is complete unless the disk damaged it later, which the manifest shows. If
+`step-N` is missing, `.step-N.replaced` is read instead.
 
 Nothing is pickled. The Hugging Face storage is used because the default writer of
 `torch.distributed.checkpoint` pickles its metadata; with `save_distributed=True` it needs no metadata file.
@@ -36,7 +36,7 @@ from raptr.subnetworks import Shape
 
 T = TypeVar("T")
 
-FOLDER = "checkpoints"  # of a run
+FOLDER = "checkpoints"  # in a run's folder
 STATE = "state.json"
 MANIFEST = "manifest.json"
 STEP = re.compile(r"step-(0|[1-9][0-9]*)")
@@ -45,7 +45,7 @@ HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.(partial|replaced|removing)")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: its counts before step `step`, and the fingerprint of its data."""
+    """How far a run has come: its totals before step `step`, and the fingerprint of its data."""
 
     step: int
     seconds: float
@@ -64,7 +64,7 @@ class Checkpoint:
     state: Mapping[str, Any]
 
     def shape(self, constant: Shape) -> Shape:
-        """Return the shape of the model it holds: `constant` where none is recorded, as before models could grow."""
+        """Return the shape of the stored model, or `constant` if none is recorded, as before models could grow."""
         return self._checked(Shape, self.state["shape"], "shape.") if "shape" in self.state else constant
 
     def progress(self) -> Progress:
@@ -81,9 +81,9 @@ class Checkpoint:
             raise ValueError(f"{self.path / STATE} is not that of a run: {error}") from None
 
     def blank(self, *, without: str, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return a tensor to read into for each stored one whose name does not begin with `without`.
+        """Return an empty tensor to read into for each stored one whose name does not begin with `without`.
 
-        One of the shape of its parameter (KIND.NAME has the parameter NAME) is laid out on the processes as that is.
+        A tensor KIND.NAME that has the shape of the parameter NAME is sharded like that parameter.
         """
         described = HuggingFaceStorageReader(str(self.path)).read_metadata().state_dict_metadata
         blank: dict[str, Tensor] = {}
@@ -97,8 +97,8 @@ class Checkpoint:
         return blank
 
     def read(self, into: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Load in place the tensors whose names begin with `prefix`; names, shapes and dtypes must be those stored."""
-        # A tensor without memory would be replaced, not filled.
+        """Read the stored tensors whose names begin with `prefix` into `into`; names, shapes and dtypes must match."""
+        # A tensor on the meta device would be replaced, not filled.
         assert not any(tensor.is_meta for tensor in into.values())
         reader = HuggingFaceStorageReader(str(self.path))
         described = reader.read_metadata().state_dict_metadata
@@ -110,10 +110,10 @@ class Checkpoint:
             problems.append(f"it has {_listing(surplus)} too many")
         differing = []
         for name in sorted(into.keys() & stored.keys()):
-            there, wanted = stored[name], into[name]
-            assert isinstance(there, TensorStorageMetadata)
-            if (there.properties.dtype, there.size) != (wanted.dtype, wanted.shape):
-                has = f"{there.properties.dtype} {tuple(there.size)}"
+            actual, wanted = stored[name], into[name]
+            assert isinstance(actual, TensorStorageMetadata)
+            if (actual.properties.dtype, actual.size) != (wanted.dtype, wanted.shape):
+                has = f"{actual.properties.dtype} {tuple(actual.size)}"
                 differing.append(f"{name} as {has} instead of {wanted.dtype} {tuple(wanted.shape)}")
         if differing:
             problems.append(f"it has {_listing(differing)}")
@@ -125,17 +125,20 @@ class Checkpoint:
 
 
 def place_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step belongs."""
+    """Return the path of a step's checkpoint, which need not exist."""
     return folder / f"step-{step}"
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps that have a checkpoint in this folder, ascending, whole or damaged."""
+    """Return the steps that have a checkpoint in this folder, intact or damaged, in ascending order."""
     return sorted(_checkpoints(folder))
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, with a warning for each newer one; None where there is none."""
+    """Return the newest intact checkpoint, with a warning for each newer one, or None if there are no checkpoints.
+
+    Raises ValueError if all of them are damaged.
+    """
     damaged: list[tuple[int, str]] = []
     for step, path in sorted(_checkpoints(folder).items(), reverse=True):
         if problem := _damage(path):
@@ -153,18 +156,18 @@ def load_latest(folder: Path) -> Checkpoint | None:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return where the checkpoint of the highest step lies, whole or damaged; None where there is none."""
+    """Return the path of the checkpoint of the highest step, intact or damaged, or None."""
     return max(_checkpoints(folder).items(), default=(0, None))[1]
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of a step."""
-    there = _checkpoints(folder)
-    if step not in there:
-        raise ValueError(f"step is {step}; allowed, since they have a checkpoint: {_listing(sorted(map(str, there)))}")
-    if problem := _damage(there[step]):
-        raise ValueError(f"checkpoint {there[step]} is damaged: {problem}")
-    return Checkpoint(there[step], step, _state(there[step]))
+    """Return the checkpoint of a step; raises ValueError if it is missing or damaged."""
+    paths = _checkpoints(folder)
+    if step not in paths:
+        raise ValueError(f"step is {step}; allowed, since they have a checkpoint: {_listing(sorted(map(str, paths)))}")
+    if problem := _damage(paths[step]):
+        raise ValueError(f"checkpoint {paths[step]} is damaged: {problem}")
+    return Checkpoint(paths[step], step, _state(paths[step]))
 
 
 def save(
@@ -176,9 +179,9 @@ def save(
     keep: int | None,
     processes: Processes = ALONE,
 ) -> Path:
-    """Write checkpoint `step-N`, then remove all but the newest `keep` (None: remove nothing).
+    """Write checkpoint `step-N`, then remove all but the newest `keep` (None: keep all).
 
-    Each process writes its own tensors; the first one does everything else.
+    Each process writes its own tensors; the first process does everything else.
     """
     assert step >= 0, step
     if keep is not None and keep < 1:
@@ -195,7 +198,7 @@ def save(
                 stack.enter_context(files.new_folder(path))
         _write(files.hidden(path, "partial"), tensors, text, processes)
         with processes.together():
-            stack.close()  # the folder gets its name
+            stack.close()  # renames the folder to its final name
             if processes.first:
                 _prune(folder, step, keep)
     return path
@@ -203,31 +206,31 @@ def save(
 
 def _prune(folder: Path, step: int, keep: int | None) -> None:
     if keep is not None:
-        # A later step can only be one that was too damaged to resume from: it must not crowd out a whole one.
+        # A later step can only be a checkpoint too damaged to resume from: it must not displace an intact one.
         past = {number: old for number, old in _checkpoints(folder).items() if number <= step}
         for number in sorted(past)[:-keep]:
             files.remove(past[number], place_of(folder, number))
 
 
 def _write(partial: Path, tensors: Mapping[str, Tensor], state: str, processes: Processes) -> None:
-    """Write a whole checkpoint into a new folder, down to the disk, the manifest last."""
-    # Whatever is not a tensor would be pickled.
+    """Write a complete checkpoint into a new folder and sync it to the disk, the manifest last."""
+    # torch would pickle anything that is not a tensor.
     assert all(isinstance(tensor, Tensor) for tensor in tensors.values())
-    # Safetensors refuses strided views; the copy is of those only.
+    # Safetensors refuses strided views; only those are copied here.
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
     with _one_process(), explained(processes):
         group = processes.control
         state_dict_saver.save(plain, storage_writer=writer, process_group=group, no_dist=group is None)
-    mine: dict[str, dict[str, int | str]] = {}
+    entries: dict[str, dict[str, int | str]] = {}
     with processes.together():
         if processes.first:
             (partial / STATE).write_bytes(state.encode())
-        own = (f"shard-{processes.rank + 1:05}-*", *([STATE] if processes.first else []))
-        for path in [path for names in own for path in partial.glob(names)]:
+        patterns = (f"shard-{processes.rank + 1:05}-*", *([STATE] if processes.first else []))
+        for path in [path for names in patterns for path in partial.glob(names)]:
             files.sync(path)
-        mine = {name: entry for names in own for name, entry in _contents(partial, names).items()}
-    contents = {name: entry for share in processes.gather(mine) for name, entry in share.items()}
+        entries = {name: entry for names in patterns for name, entry in _contents(partial, names).items()}
+    contents = {name: entry for share in processes.gather(entries) for name, entry in share.items()}
     with processes.together():
         if processes.first:
             (partial / MANIFEST).write_bytes(_manifest(contents))
@@ -236,7 +239,7 @@ def _write(partial: Path, tensors: Mapping[str, Tensor], state: str, processes: 
 
 
 def _contents(path: Path, names: str = "*") -> dict[str, dict[str, int | str]]:
-    """Return the size and sha256 of each file of a checkpoint with such a name, the manifest apart."""
+    """Return the size and sha256 of each file that matches the pattern `names`, except the manifest."""
     contents: dict[str, dict[str, int | str]] = {}
     for file in path.glob(names):
         if file.name != MANIFEST and file.is_file():
@@ -245,34 +248,34 @@ def _contents(path: Path, names: str = "*") -> dict[str, dict[str, int | str]]:
 
 
 def _manifest(contents: Any) -> bytes:
-    """Return the one way in which a manifest is written."""
+    """Return a manifest's bytes; the same contents always give the same bytes."""
     return (json.dumps(contents, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _damage(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint's files; None when each is as its manifest says."""
+    """Return what is wrong with a checkpoint's files, or None if they match its manifest."""
     try:
-        listed, found = json.loads(written := (path / MANIFEST).read_bytes()), _contents(path)
+        expected, actual = json.loads(written := (path / MANIFEST).read_bytes()), _contents(path)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except OSError as error:
         return f"{Path(error.filename or path).name} cannot be read: {error.strerror}"
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not valid JSON"
-    # Only these very bytes are accepted, so that any change is seen, that of a space too.
-    if not isinstance(listed, dict) or STATE not in listed or _manifest(listed) != written:
+    # The manifest must have exactly the bytes that would be written, so that any change is noticed, even a space.
+    if not isinstance(expected, dict) or STATE not in expected or _manifest(expected) != written:
         return f"{MANIFEST} is not as it was written"
-    for name, entry in listed.items():
-        if name not in found:
+    for name, entry in expected.items():
+        if name not in actual:
             return f"{name} is missing"
-        if not isinstance(entry, dict) or entry.keys() != found[name].keys():
+        if not isinstance(entry, dict) or entry.keys() != actual[name].keys():
             return f"{MANIFEST} is not as it was written"
-        if entry["size"] != found[name]["size"]:
-            return f"{name} has {found[name]['size']} bytes, {MANIFEST} says {entry['size']}"
-        if entry != found[name]:
+        if entry["size"] != actual[name]["size"]:
+            return f"{name} has {actual[name]['size']} bytes, {MANIFEST} says {entry['size']}"
+        if entry != actual[name]:
             return f"{name} does not have the checksum in {MANIFEST}"
-    # The reader takes every tensor file of the folder, so a stray one would be loaded.
-    strays = [name for name in sorted(found.keys() - listed.keys()) if name.endswith(".safetensors")]
+    # The reader loads every tensor file in the folder, so a stray one would be loaded too.
+    strays = [name for name in sorted(actual.keys() - expected.keys()) if name.endswith(".safetensors")]
     if strays:
         return f"{strays[0]} is not in {MANIFEST}"
     try:
@@ -283,7 +286,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint's state.json says."""
+    """Return the contents of a checkpoint's state.json; raises ValueError if it is not a mapping."""
     state = json.loads((path / STATE).read_bytes())
     if not isinstance(state, dict):
         raise ValueError(f"{path / STATE} is no mapping")
@@ -291,19 +294,19 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    """Return where each step's checkpoint lies."""
-    found: dict[int, Path] = {}
+    """Return the path of each step's checkpoint."""
+    paths: dict[int, Path] = {}
     if folder.is_dir():
         for path in folder.iterdir():
             if (match := STEP.fullmatch(path.name)) and path.is_dir():
-                found[int(match[1])] = path
+                paths[int(match[1])] = path
             elif (match := HIDDEN.fullmatch(path.name)) and match[2] == "replaced":
-                found.setdefault(int(match[1]), path)
-    return found
+                paths.setdefault(int(match[1]), path)
+    return paths
 
 
 def _clean(folder: Path) -> None:
-    """Remove what an interrupted save left, and give a checkpoint that was being replaced its name back."""
+    """Remove what an interrupted save left behind, and restore a checkpoint that it was replacing."""
     for path in list(folder.iterdir()):
         if match := HIDDEN.fullmatch(path.name):
             files.recover(place_of(folder, int(match[1])))
@@ -311,16 +314,16 @@ def _clean(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """Hide the remark that this is a single process, and raise what failed, not the wrapper around it."""
+    """Hide the warning about a single process, and raise the original error instead of torch's wrapper."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
         try:
             yield
         except CheckpointException as wrapper:
-            # The wrapper is a BaseException, which neither `except OSError` nor `except Exception` would see.
+            # The wrapper is a BaseException, which neither `except OSError` nor `except Exception` would catch.
             raise next(iter(wrapper.failures.values()))[0] from None
 
 
 def _listing(names: Sequence[str]) -> str:
-    """Return the names for an error message, the first few of many."""
+    """Return the first names for an error message, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""What a person sees of a plan, of a measurement of its time, and of what was measured of its method."""
+"""What the terminal shows of a plan and of a run that starts: costs, measured times, and advice on the method."""
 
 import json
 import math
@@ -17,12 +17,12 @@ from raptr.train.plan import Plan, plan_run
 from raptr.train.progress import duration
 from raptr.train.run import RunFolder
 
-if TYPE_CHECKING:  # it imports the training loop, which a plan does not need
+if TYPE_CHECKING:  # measure imports the training loop, which a plan does not need
     from raptr.train.measure import Measurement
 
 
 def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) -> None:
-    """Print what a run costs, and what was measured of it: tables, or JSON."""
+    """Print what a run costs, its measured time if there is one, and advice on its method, as tables or as JSON."""
     planned = plan_run(config)
     if as_json:
         record = planned.json() | {"advice": advised(config)} | ({"measured": asdict(measured)} if measured else {})
@@ -36,7 +36,7 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
 
 
 def say_start(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
-    """Print where a run is, what is to be said about its method, and what it reads."""
+    """Print where a run is, advice on its method, and whether it reads the built-in text."""
     lines = [f"run     {run}", *(f"method  {line}" for line in _of_start(config, RunFolder(run), fresh=fresh))]
     if config.data.source == BUILTIN:
         lines.append("text    the Python standard library (--data FOLDER trains on yours)")
@@ -45,7 +45,7 @@ def say_start(config: Config, run: Path, console: Console, *, fresh: bool) -> No
 
 
 def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
-    """What is said about the method of a run that starts, or that goes on with what it began with."""
+    """Return the lines about the method: advice for a new run, what `auto` means for one that is resumed."""
     if fresh or not run.config.is_file() or not run.begun():
         return advised(config)
     if config.method["name"] != AUTO:
@@ -55,20 +55,20 @@ def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
 
 
 def advised(config: Config) -> list[str]:
-    """What `auto` chose or what was measured to be better, an early decay, and that there will be no export."""
+    """Return advice on a run: what `auto` chose, or a better method; an early decay; why there will be no export."""
     place, steps = advice.place_of(config), config.train.steps
-    found, method = advice.best_for(config), config.make_method()
+    best, method = advice.best_for(config), config.make_method()
     lines = []
     if config.method["name"] == AUTO:
-        lines = _choice(config, place, found)
-    elif found is not None and found.place.near(place) and config.model.start is None:
-        lines = _note(place, advice.plain_settings(method), steps, found)
+        lines = _choice(config, place, best)
+    elif best is not None and best.place.near(place) and config.model.start is None:
+        lines = _note(place, advice.plain_settings(method), steps, best)
     unexportable = config.dimensions.unexportable()
     return [*lines, *_early_decay(config, method), *([f"Note: {unexportable}"] if unexportable else [])]
 
 
 def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
-    """What was chosen, what it rests on, what it costs, and how far this run is from what was measured."""
+    """Return what `auto` chose, on which measurement, what it costs, and how far this run is from that measurement."""
     if found is None:
         nearest = min((row.place for row in advice.table()), key=place.distance)
         reason = f"At {nearest} no method that was measured ended below full training with the same FLOPs."
@@ -94,7 +94,7 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
 
 
 def _early_decay(config: Config, method: Method) -> list[str]:
-    """That the learning rate falls before all layers train, in a method with a schedule of stages."""
+    """Return a note if the learning rate begins to fall more than 1% of the run before a schedule's last stage."""
     start, last = method.steps - config.optimizer.decay_steps(method.steps), method.phases()[-1].start
     if "schedule" not in method.own_settings() or last - start <= 0.01 * method.steps:
         return []
@@ -105,22 +105,22 @@ def _early_decay(config: Config, method: Method) -> list[str]:
 
 
 def _note(place: Place, own: dict[str, Any], steps: int, found: Measured) -> list[str]:
-    """That the best method ended below the one that is given; nothing where the measurements do not say so."""
+    """Return a note if, by the measurements, the best method ended below the method of this run."""
     better, end = f"Note: at {found.place} {named(found.method)} ended", f"--method auto takes {found.method['name']}."
     if own["name"] == "full":
-        said = f"{better} {found.to_full} full training, with {found.flops:.2f} of its FLOPs ({_seeds(found)}); {end}"
-        return [said] if found.to_full.below else []
-    given = advice.matching(place, own, steps, advice.table())
-    if given is None or given.to_reduced.low <= found.to_reduced.high:
+        note = f"{better} {found.to_full} full training, with {found.flops:.2f} of its FLOPs ({_seeds(found)}); {end}"
+        return [note] if found.to_full.below else []
+    ours = advice.matching(place, own, steps, advice.table())
+    if ours is None or ours.to_reduced.low <= found.to_reduced.high:
         return []
     return [
-        f"{better} {found.to_reduced} full training with the same FLOPs ({_seeds(found)}), {named(given.method)} ended "
-        f"{given.to_reduced} it ({_seeds(given)}); {end}"
+        f"{better} {found.to_reduced} full training with the same FLOPs ({_seeds(found)}), {named(ours.method)} ended "
+        f"{ours.to_reduced} it ({_seeds(ours)}); {end}"
     ]
 
 
 def _far(place: Place, measured: Place) -> list[str]:
-    """That the measurement is far from a run."""
+    """Return a note if the measurement is far from this run, or has other initial weights."""
     if not measured.near(place):
         kinds = ["" if measured.learns_as(place) else f", {at.family} with {at.objective}" for at in (measured, place)]
         far = f"That measurement is far: {measured}{kinds[0]}; your run has {place}{kinds[1]}"
@@ -135,7 +135,7 @@ def _seeds(row: Measured) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """The plan for a terminal."""
+    """Return the plan as a table for the terminal."""
     table = Table(title=f"{plan.method}: {plan.layers} layers, {plan.steps:,} steps")
     whole = plan.rows[-1]
     narrow = {
@@ -143,7 +143,7 @@ def plan_table(plan: Plan) -> Table:
         for axis, name in (("heads", "heads"), ("parts", "MLP"))
         if any(getattr(row, axis) != getattr(whole, axis) for row in plan.rows)
     }
-    share = [] if narrow else ["share"]  # there is no room for all in 80 columns
+    share = [] if narrow else ["share"]  # 80 columns have no room for all
     for column in ("stage", "steps", *share, "size", "keep", *narrow.values(), "layers'\nFLOPs", "model's\nFLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in plan.rows:
@@ -176,7 +176,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def measurement_table(measured: "Measurement") -> Table:
-    """The measurement for a terminal."""
+    """Return the measurement as a table for the terminal."""
     table = Table(title=f"measured on {measured.device}")
     for column in ("stage", "steps", "seconds per step", "tokens/s", "time"):
         table.add_column(column, justify="right")
@@ -204,7 +204,7 @@ def measurement_table(measured: "Measurement") -> Table:
 
 
 def _keep(keep: tuple[float, ...]) -> str:
-    """The keep probabilities of the layers that may be dropped: one number, or the range."""
+    """Return the keep probabilities of the layers that may be dropped, as one number or a range."""
     free = sorted({round(p, 4) for p in keep if p < 1})
     if not free:
         return "1"

@@ -1,10 +1,10 @@
-"""The error of a run whose loss is not finite. No torch: the command line knows the error before it imports torch."""
+"""The error that ends a run whose loss is not finite. No torch here: the command line catches it without torch."""
 
 from pathlib import Path
 
 
 class Diverged(ArithmeticError):
-    """The loss or the gradient of step `step` was not finite; `kept` is the newest checkpoint."""
+    """The loss or the gradient of step `step` was not finite; `kept` is the newest checkpoint, if there is one."""
 
     def __init__(self, step: int, kept: Path | None = None) -> None:
         self.step = step

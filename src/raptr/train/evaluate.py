@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: the full model at every stage, and random parts of any size on request."""
+"""Evaluation on held-out text: of the full model in every stage, and of random subnetworks of any size on request."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ from raptr.models.model import Model
 from raptr.objectives.contract import Objective
 from raptr.subnetworks import Subnetwork
 
-LARGEST = 700.0  # a loss whose exponential is still a number
-DRAWS = 4  # random parts of one size that are averaged
+LARGEST = 700.0  # the largest loss whose exponential is computed: much more would overflow
+DRAWS = 4  # random subnetworks of one size whose losses are averaged
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss per target token: over all held-out windows, over each domain's, and of these by mixture weight.
+    """Mean losses per target token: over all held-out windows, over each domain, and over the mixture of domains.
 
-    `loss` and `mixture` differ where a domain has less held-out text than its share of the mixture. `likelihood` holds
-    what only follows from the likelihood of text: `perplexity`, exp(loss), and `bits_per_byte`, which compares models
-    with different tokenizers. Bits per byte take the bytes per token of each domain's whole held-out text; the end
-    tokens of documents cost bits but have no bytes. Folders prepared before bytes were counted give none. `denoisers`
-    has the mean over the targets of each denoiser, where the objective is a mixture of them.
+    `loss` and `mixture` differ if a domain has less held-out text than its share of the mixture. `likelihood` holds
+    metrics of causal objectives, whose loss is a likelihood of text: `perplexity`, exp(loss), and `bits_per_byte`,
+    which compares models with different tokenizers. Bits per byte use the bytes per token of each domain's whole
+    held-out text; the end tokens of documents cost bits but have no bytes. They are missing for data prepared before
+    bytes were counted. `denoisers` holds the mean loss over the targets of each denoiser, if the objective mixes them.
     """
 
     loss: float
@@ -41,11 +41,11 @@ class Evaluation:
     denoisers: dict[str, float]
 
     def record(self) -> dict[str, object]:
-        """What is recorded of it: domains and denoisers where there are several."""
-        found: dict[str, object] = {"loss": self.loss, **self.likelihood}
+        """Return the evaluation as part of a record: domains only if there are several, denoisers if there are any."""
+        record: dict[str, object] = {"loss": self.loss, **self.likelihood}
         if len(self.domains) > 1:
-            found |= {"loss_mixture": self.mixture, "domains": self.domains}
-        return found | ({"denoisers": self.denoisers} if self.denoisers else {})
+            record |= {"loss_mixture": self.mixture, "domains": self.domains}
+        return record | ({"denoisers": self.denoisers} if self.denoisers else {})
 
 
 def evaluate(
@@ -58,9 +58,9 @@ def evaluate(
     stream: torch.dtype | None = None,
     processes: Processes = ALONE,
 ) -> Evaluation:
-    """Judge the subnetwork on the fixed held-out set, which is the same for every run; each process takes a share.
+    """Evaluate the subnetwork on the held-out set, which is the same for every run; each process takes a share.
 
-    Nothing compiled runs: the last batch of each domain has a shape of its own.
+    Compiled code is bypassed, since the last batch of each domain has a different shape.
     """
     device = next(model.parameters()).device
     training, inputs = model.training, model.inputs(subnetwork, stream)
@@ -71,16 +71,16 @@ def evaluate(
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for (domain, windows), counts in processes.share(batches):
             whole = objective.evaluation(windows)
-            shown = whole.to(device)
+            on_device = whole.to(device)
             judged = _judged(whole, objective.denoisers(windows))
-            pieces = [shown._replace(positions_BM=p, labels_BM=labels).to(device) for p, labels in judged.values()]
-            found = model.losses(shown, inputs, pieces)
+            pieces = [on_device._replace(positions_BM=p, labels_BM=labels).to(device) for p, labels in judged.values()]
+            means = model.losses(on_device, inputs, pieces)
             if counts:
-                losses += found
+                losses += means
                 parts += [_Part(domain, name, len(labels)) for name, (_, labels) in judged.items()]
     reshard(model)
     model.train(training)
-    numbers = torch.stack(losses).double().tolist() if losses else []  # read back at once
+    numbers = torch.stack(losses).double().tolist() if losses else []  # read back from the device at once
     shares = processes.gather([part._replace(loss=loss) for part, loss in zip(parts, numbers, strict=True)])
     return _summary([part for share in shares for part in share], objective, data)
 
@@ -96,7 +96,7 @@ def _summary(parts: Sequence["_Part"], objective: Objective, data: EvalData) -> 
 
 
 class _Part(NamedTuple):
-    """The mean loss over some targets of a batch (all of them, or one denoiser's), and the weight of that mean."""
+    """The mean loss over some targets of a batch (all, or those of one denoiser), and the weight of that mean."""
 
     domain: str
     denoiser: str
@@ -105,17 +105,17 @@ class _Part(NamedTuple):
 
 
 def _judged(batch: Batch, rows: Mapping[str, NDArray[np.bool_]]) -> dict[str, tuple[Tensor | None, Tensor]]:
-    """Positions and labels of each denoiser that has any here, or all under no name where there are no denoisers."""
+    """Return positions and labels for each denoiser with targets in this batch; without denoisers, all under ''."""
     if not rows:
         return {"": (batch.positions_BM, batch.labels_BM)}
     assert batch.positions_BM is not None
     row_N = batch.positions_BM // batch.tokens_BS.shape[1]
-    own = {name: torch.from_numpy(rows_B)[row_N] for name, rows_B in rows.items() if rows_B.any()}
-    return {name: (batch.positions_BM[own_N], batch.labels_BM[own_N]) for name, own_N in own.items()}
+    masks = {name: torch.from_numpy(rows_B)[row_N] for name, rows_B in rows.items() if rows_B.any()}
+    return {name: (batch.positions_BM[mask_N], batch.labels_BM[mask_N]) for name, mask_N in masks.items()}
 
 
 def _means(parts: Sequence[_Part], by: Literal["domain", "denoiser"]) -> tuple[dict[str, float], dict[str, int]]:
-    """The mean loss of all parts of one domain or denoiser, and the weight of it."""
+    """Return the mean loss of each domain or denoiser, and the weight of each mean."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for part in parts:
@@ -126,15 +126,15 @@ def _means(parts: Sequence[_Part], by: Literal["domain", "denoiser"]) -> tuple[d
 
 
 def _likelihood(loss: float, counts: Mapping[str, int], bytes_per_token: Mapping[str, float]) -> dict[str, float]:
-    """The measures of text, from the mean loss and the number of windows of each domain."""
-    found = {"perplexity": math.exp(min(loss, LARGEST))}
+    """Return perplexity and bits per byte, from the mean loss and the number of windows of each domain."""
+    metrics = {"perplexity": math.exp(min(loss, LARGEST))}
     if counts.keys() <= bytes_per_token.keys():
         mean = sum(counts[domain] * bytes_per_token[domain] for domain in counts) / sum(counts.values())
-        found["bits_per_byte"] = loss / math.log(2) / mean
-    return found
+        metrics["bits_per_byte"] = loss / math.log(2) / mean
+    return metrics
 
 
 def evaluate_size(judge: Callable[[Subnetwork], Evaluation], method: Method, size: int, step: int) -> float:
-    """The mean loss after `step` steps of a few fixed random parts of `size` layers, as the method would run them."""
+    """Return the mean loss of a few fixed random subnetworks of `size` layers, as the method runs them at `step`."""
     losses = [judge(method.drawn(size, draw, step)).loss for draw in range(DRAWS)]
     return sum(losses) / len(losses)

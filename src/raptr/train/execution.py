@@ -1,22 +1,21 @@
-"""How a step's forward and backward pass run on the device: in forms that give the same up to rounding.
+"""How a step's forward and backward pass run on the device, in three forms that are equal up to rounding.
 
-`skip` calls the layers that run, one after the other, and leaves the others out. `gather` copies the weights of the
-k layers that run into k slots and runs those, so that every subset of one size is one and the same chain of
-operations: on a GPU it is captured once as a CUDA graph and replayed, and a step no longer waits for Python to
-launch its kernels. The gradients of the slots are the gradients of the layers (slots.py). `shared`, the paper's own
-form, makes the k layers by linear combinations of all.
+`skip` calls the running layers one after the other. `gather` copies the weights of the k running layers into k slots
+and runs those, so that every subset of k layers is the same chain of operations: on a GPU it is captured once as a CUDA
+graph and replayed, and a step no longer waits for Python to launch its kernels. The gradients of the slots are handed
+to the layers (slots.py). `shared`, the paper's own form, computes k layers as linear combinations of all layers.
 
-Where not all heads or MLP parts run, blocks choose their weights by index, so that the matrix products are as small as
-what runs. Slots do it too, inside the graph: they hold whole layers, whatever runs of them.
+If only some heads or MLP parts run, blocks select their weights by index, so that the matrix products are only as large
+as what runs. Slots do this too, inside the graph: a slot always holds a whole layer.
 
-The way through the layers is the model's own (models/model.py); here it is compiled, recomputed and captured.
+The pass through the layers belongs to the model (models/model.py); here it is compiled, recomputed and captured.
 
 The order of wrapping, from the inside: a block, compiled by itself (never the whole model: each subset would be
-another graph); the gathering of its weights, where they lie on several processes; the recomputation of activations
-around it; the CUDA graph around everything.
+another graph); the all-gather of its weights, if they are sharded; the recomputation of activations around it; the
+CUDA graph around everything.
 
-Compiled code is the same for all steps of a stage: a scale that any running layer has is handed to all of them. All
-blocks share one compiled code, in every model of the process.
+All steps of a stage run the same compiled code: a scale that any running layer has is passed to all of them. All blocks
+share this code, in every model of the process.
 """
 
 from abc import ABC, abstractmethod
@@ -41,8 +40,8 @@ from raptr.train.capture import captured
 from raptr.train.config import TrainSettings
 from raptr.train.slots import Parameters, Slots, parameters_of
 
-WARM_UP = 2  # runs of each block before a graph is captured: compilation, and what libraries set up on first use
-VERSIONS = 64  # of a compiled block at most: one for each kind of subnetwork in a plan (torch's own limit is 8)
+WARM_UP = 2  # runs of each block before a graph is captured, for compilation and for what libraries set up on first use
+VERSIONS = 64  # the most versions of a compiled block: one for each kind of subnetwork in a plan (torch's limit is 8)
 
 
 class Execution(ABC):
@@ -50,14 +49,14 @@ class Execution(ABC):
 
     @abstractmethod
     def backward(self, batch: Batch, subnetwork: Subnetwork) -> Tensor:
-        """Add the gradients of a micro-batch's share of the loss to the parameters; returns that share."""
+        """Add the gradients of a micro-batch's share of the loss to the parameters; return that share."""
 
 
 def build_model(dimensions: ModelConfig, settings: TrainSettings, device: torch.device, processes: Processes) -> Model:
-    """The model with its initial weights; where they lie on several processes, each makes its own part only.
+    """Return the model with its initial weights; on a mesh of processes, each makes only its own shard.
 
-    For `gather` and `shared` every process has plain weights: a graph of all kernels can send nothing, and a sum over
-    all layers needs all of them.
+    Under `gather` and `shared` every process has plain weights instead: a CUDA graph of the whole pass cannot
+    communicate, and a linear combination of all layers needs all of them.
     """
     seed, mesh = settings.seed, processes.mesh
     if mesh is None or settings.form(device, sharded=processes.sharded) != "skip":
@@ -72,7 +71,7 @@ def build_model(dimensions: ModelConfig, settings: TrainSettings, device: torch.
 
 
 def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
-    """Give a model the weights that `load` writes into a whole one; on a mesh, each process keeps its part."""
+    """Give a model the weights that `load` writes into an unsharded model; on a mesh, each process keeps its shard."""
     if not is_sharded(next(model.parameters())):
         load(model)
         return
@@ -87,9 +86,9 @@ def fill_whole(model: Model, load: Callable[[Model], None]) -> None:
 def make_execution(
     model: Model, settings: TrainSettings, device: torch.device, *, sharded: bool = False, groups: int = 1
 ) -> Execution:
-    """The form that the settings ask for; `sharded`: no process has the whole of the weights.
+    """Return the form of execution that the settings ask for; `sharded` says that no process has all of the weights.
 
-    `groups` is the number of groups of layers from which a method draws equally many.
+    `groups` is the number of groups of layers, from each of which a method draws the same number.
     """
     forward = _Forward(model, settings, device)
     forward.compile(*model.ends(), *model.blocks)
@@ -101,14 +100,14 @@ def make_execution(
 
 @final
 class _Forward:
-    """The loss of a micro-batch, with the precision and the recomputation that are asked for."""
+    """Computes the loss of a micro-batch, with the precision and the recomputation that the settings ask for."""
 
     def __init__(self, model: Model, settings: TrainSettings, device: torch.device) -> None:
         self.model, self.device, self.settings = model, device, settings
         self.stream, self.dtype = settings.stream(device), next(model.parameters()).dtype
 
     def compile(self, *modules: nn.Module) -> None:
-        """Compile each module by itself, if that is asked for."""
+        """Compile each module by itself, if the settings ask for it."""
         if self.settings.compiled(self.device):
             torch._dynamo.config.recompile_limit = max(VERSIONS, torch._dynamo.config.recompile_limit)
             for module in modules:
@@ -124,13 +123,13 @@ class _Forward:
         return loss / self.settings.accumulate
 
     def pack(self, subnetwork: Subnetwork) -> Packed:
-        """The subnetwork's numbers for this model, on the CPU."""
+        """Return the subnetwork as tensors on the CPU, in this model's precision."""
         return pack(subnetwork, self.dtype, self.model.config)
 
 
 @final
 class Skip(Execution):
-    """The layers that run, called one after the other."""
+    """Calls the running layers one after the other."""
 
     def __init__(self, forward: _Forward) -> None:
         self._forward = forward
@@ -145,10 +144,10 @@ class Skip(Execution):
 
 @final
 class Shared(Execution):
-    """The paper's own form: k layers whose weights are linear combinations of all layers', or of their group's.
+    """The paper's own form: k layers whose weights are linear combinations of those of all layers, or of their group.
 
-    Coefficients are 1 for the layer that runs in a place and 0 for the others, so losses and gradients are those of
-    `skip`; what it costs more are the products of coefficients and weights. It is here to be measured.
+    The coefficients are 1 for the layer that runs in a place and 0 for all others, so losses and gradients equal those
+    of `skip`. The extra cost is the product of coefficients and weights. This form is kept to be measured.
     """
 
     def __init__(self, forward: _Forward, groups: int) -> None:
@@ -163,11 +162,11 @@ class Shared(Execution):
         loss = forward(batch.to(forward.device), run, forward.model.inputs(subnetwork).blocks)
         loss.backward()  # type: ignore[no-untyped-call]
         for layer in set(range(subnetwork.layers)) - set(subnetwork.kept):
-            blocks[layer].zero_grad()  # zeros; the idle policy says what becomes of them
+            blocks[layer].zero_grad()  # drop these zeros: the idle policy decides what idle layers get
         return loss.detach()
 
     def _combined(self, subnetwork: Subnetwork) -> list[dict[str, Tensor]]:
-        """The weights of each place, by name."""
+        """Return the weights of each of the k places, by name."""
         layers, kept = subnetwork.layers, subnetwork.kept
         groups = self._groups if layers % self._groups == 0 and len(kept) % self._groups == 0 else 1
         members, places = layers // groups, len(kept) // groups
@@ -188,14 +187,14 @@ class Shared(Execution):
 
 
 def _called_with(block: nn.Module, weights: dict[str, Tensor], *given: Any) -> Tensor:
-    """A block, run with other weights than its own."""
+    """Call a block with these weights instead of its own."""
     result: Tensor = functional_call(block, weights, given)
     return result
 
 
 @final
 class Gather(Execution):
-    """The layers that run, copied into slots; one CUDA graph for each kind of subnetwork."""
+    """Runs copies of the running layers in slots; on a GPU, one CUDA graph for each kind of subnetwork."""
 
     def __init__(self, forward: _Forward) -> None:
         self._forward = forward
@@ -213,17 +212,17 @@ class Gather(Execution):
         vectors = [vector for layer in subnetwork.kept for vector in self._layers[layer].vectors]
         program = self._program(batch, subnetwork)
         if 0 < subnetwork.size < subnetwork.layers:
-            with torch.no_grad():  # a list of one precision is copied by one kernel
+            with torch.no_grad():  # one kernel copies a whole list, if all of it has one precision
                 torch._foreach_copy_(program.parameters.matrices, matrices)
                 torch._foreach_copy_(program.parameters.vectors, vectors)
         loss, gradients = program(batch, self._forward.pack(subnetwork))
         alone = self._forward.settings.accumulate == 1
         for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
             if parameter.grad is not None:
-                assert not alone  # it would be the memory that this gradient was written to
+                assert not alone  # an earlier one would be the very memory that this gradient was written to
                 parameter.grad += gradient
             else:
-                parameter.grad = gradient if alone else gradient.clone()  # the next call writes over it
+                parameter.grad = gradient if alone else gradient.clone()  # the next call overwrites it
         return loss
 
     def _program(self, batch: Batch, subnetwork: Subnetwork) -> "_Program | _Graph":
@@ -245,10 +244,10 @@ class Gather(Execution):
         self._memory = self._memory or _GraphMemory(self._forward.device)
         try:
             return _Graph(program, batch, packed, self._memory)
-        except RuntimeError:  # out of memory, or what the end of a capture makes of it
+        except RuntimeError:  # out of memory, or the error that a capture raises because of it
             if not self._programs:
                 raise
-        # Graphs of earlier stages hold memory that nothing else can use; what was tried is let go of by now.
+        # Graphs of earlier stages hold memory that nothing else can use; the failed attempt has released its own.
         self._programs.clear()
         self._memory = None
         torch.cuda.empty_cache()
@@ -258,9 +257,9 @@ class Gather(Execution):
 
 @final
 class _Program:
-    """The forward and backward pass through given blocks, for subnetworks of one signature.
+    """The forward and backward pass through some blocks, for subnetworks of one signature.
 
-    Where the blocks' matrices are in half precision, their gradients are copied into the tensors `float32`.
+    If the blocks' matrices are in half precision, their gradients are copied into the tensors `float32`.
     """
 
     def __init__(
@@ -275,15 +274,15 @@ class _Program:
         self._sign, self._blocks, self._shared, self._float32 = sign, blocks, shared, list(float32)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
-        """The loss and the gradients: of the shared parameters, the blocks' matrices, their vectors."""
+        """Return the loss and the gradients: for parameters outside blocks, then the blocks' matrices and vectors."""
         return self._run(batch, self._blocks, list(unpack(packed, self._sign)), self.parameters)
 
     def warm_up(self, batch: Batch, packed: Packed) -> None:
-        """Compile, load and set up all that a call needs, in little memory: one block at a time."""
+        """Compile, load and set up all that a call needs, one block at a time to use little memory."""
         inputs = list(unpack(packed, self._sign))
-        alone = [slice(place, place + 1) for place in range(len(inputs))] or [slice(0)]
-        for here in WARM_UP * alone:
-            self._run(batch, self._blocks[here], inputs[here], parameters_of(self._blocks[here]))
+        single_blocks = [slice(place, place + 1) for place in range(len(inputs))] or [slice(0)]
+        for block in WARM_UP * single_blocks:
+            self._run(batch, self._blocks[block], inputs[block], parameters_of(self._blocks[block]))
 
     def _run(
         self, batch: Batch, blocks: Sequence[nn.Module], given: Sequence[BlockInputs], parameters: Parameters
@@ -300,7 +299,7 @@ class _Program:
 
 @final
 class _GraphMemory:
-    """What an execution's graphs share, as only one runs at a time: memory, and the stream that they are made on."""
+    """The memory that an execution's graphs share, as only one runs at a time, and the stream that captures them."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -309,12 +308,12 @@ class _GraphMemory:
 
 @final
 class _Graph:
-    """A program captured as a CUDA graph; its inputs are copied to where it reads them."""
+    """A program captured as a CUDA graph; inputs are copied into the memory that the graph reads."""
 
     def __init__(self, program: _Program, batch: Batch, packed: Packed, memory: _GraphMemory) -> None:
         device, self.parameters = program.forward.device, program.parameters
         self._batch, self._packed = batch.to(device), packed.to(device)
-        random = torch.cuda.get_rng_state(device)  # the first replay draws what any other would
+        random = torch.cuda.get_rng_state(device)  # restored below: a capture must not change what dropout draws
         try:
             memory.stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(memory.stream):
@@ -327,7 +326,7 @@ class _Graph:
             torch.cuda.set_rng_state(random, device)
 
     def __call__(self, batch: Batch, packed: Packed) -> tuple[Tensor, list[Tensor]]:
-        """The loss and the gradients, which the next call writes over."""
+        """Return the loss and the gradients; the next call overwrites the gradients."""
         refill(self._batch, batch)
         refill(self._packed, packed)
         self._graph.replay()

@@ -1,10 +1,10 @@
-"""A run's trained model as a folder that `transformers` loads without this project.
+"""Export of a run's trained model to a folder that `transformers` loads without this project.
 
 model.safetensors, config.json            the stock model
 tokenizer.json, tokenizer_config.json     the stock tokenizer
 README.md                                 the model card
 
-The folder is written under another name beside its place and then renamed, so an export that is there is whole.
+The folder is written under a temporary name and then renamed, so an export is complete or not there.
 """
 
 import errno
@@ -30,23 +30,23 @@ STEP = "raptr_step"  # in an export's config.json: the step of the checkpoint th
 
 
 def export(run: Path, out: Path | None = None, *, layers: int | None = None, step: int | None = None) -> Path:
-    """Write the model of a run, by default that of its newest checkpoint, and return the folder.
+    """Export the model of a run, by default from its newest checkpoint, and return the folder.
 
-    `layers` exports a part of that many layers (see `spread`) instead of the model that evaluation judges;
-    `step` takes that checkpoint. Each choice of `layers` and `step` has its own folder in the run, unless `out` names
-    another.
+    `layers` exports a subnetwork of that many layers (see `spread`) instead of the model that evaluation uses;
+    `step` exports the checkpoint of that step. Each choice of `layers` and `step` has its own folder in the run, unless
+    `out` names another.
     """
     loaded = load_model(run, step)
-    model, found = loaded.model, loaded.checkpoint
-    part = judged(loaded.method, found.step) if layers is None else spread(layers, model.config.layers)
+    model, checkpoint = loaded.model, loaded.checkpoint
+    subnetwork = judged(loaded.method, checkpoint.step) if layers is None else spread(layers, model.config.layers)
     names = ["export", f"{layers}-layers" if layers else "", "" if step is None else f"step-{step}"]
     place = out or run / "-".join(filter(None, names))
-    text = card(run.resolve().name, loaded.config, model.config, found, part, measured=layers is None)
-    return export_trained(model, part, RunFolder(run).tokenizer, place, text, found.step)
+    text = card(run.resolve().name, loaded.config, model.config, checkpoint, subnetwork, measured=layers is None)
+    return export_trained(model, subnetwork, RunFolder(run).tokenizer, place, text, checkpoint.step)
 
 
 def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, out: Path, card: str, step: int) -> Path:
-    """Write the layers that run as a stock model with its tokenizer and card; an earlier export is replaced."""
+    """Write the running layers as a stock model with tokenizer and card into `out`, replacing an earlier export."""
     if not out.name:
         raise ValueError(f"out is {str(out)!r}; a folder with a name is allowed")
     if out.exists() and not out.is_dir():
@@ -65,7 +65,7 @@ def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, o
     except Exception as error:
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
-        # safetensors and tokenizers (with a bare Exception) do not raise OSError for a disk that is full.
+        # On a full disk safetensors raises a SafetensorError and tokenizers a bare Exception, not an OSError.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
         message = f"the export could not be written ({reason}). Free some space, or choose another folder as out"
@@ -74,7 +74,7 @@ def export_trained(model: Model, subnetwork: Subnetwork, tokenizer_file: Path, o
 
 
 def exporter_of(config: ModelConfig) -> Exporter:
-    """How a model of these dimensions is exported."""
+    """Return the exporter for a model of these dimensions; raises ValueError if there is no stock class."""
     exporter = config.exporter()
     if exporter is None:
         raise ValueError(f"models of {type(config).__name__} have no stock class of transformers to be exported to")
@@ -82,7 +82,7 @@ def exporter_of(config: ModelConfig) -> Exporter:
 
 
 def judged(method: Method, step: int) -> Subnetwork:
-    """The model that evaluation judges after `step` steps; raises ValueError where no stock model can hold it."""
+    """Return the model that evaluation uses after `step` steps; raises ValueError if no stock model can hold it."""
     subnetwork = method.evaluated(step)
     gates = {*(subnetwork.head_gates or ()), *(subnetwork.part_gates or ())} - {1}
     scales = {*subnetwork.scales} - {0, 1} if subnetwork.scaled == "layer" else set()
@@ -99,11 +99,11 @@ def judged(method: Method, step: int) -> Subnetwork:
 
 
 def spread(count: int, layers: int) -> Subnetwork:
-    """A part of `count` layers, unscaled: the first, the last, and others evenly between.
+    """Return an unscaled subnetwork of `count` layers: the first, the last, and others evenly spaced between them.
 
-    The first and the last run in every step of training by default and carry most; between them neighbours are
-    alike, so even gaps lose least. There is no draw: the same count is the same part in every run, and a count
-    of 1 is the first layer. Unscaled, because scales of whole layers do not fit into a stock model.
+    By default the first and the last layer run in every step of training, and they contribute most; neighbours between
+    them are alike, so even gaps lose least. Nothing is random: the same count gives the same layers in every run, and
+    a count of 1 the first layer. There are no scales because a stock model cannot scale whole layers.
     """
     if not 1 <= count <= layers:
         raise ValueError(f"layers is {count}; 1 to {layers} are allowed")
@@ -115,7 +115,7 @@ def spread(count: int, layers: int) -> Subnetwork:
 def card(
     name: str, config: Config, dimensions: ModelConfig, found: Checkpoint, part: Subnetwork, *, measured: bool
 ) -> str:
-    """The model card: what the model is, how it was trained, what it reached, how to load it."""
+    """Return the model card: what the model is, how it was trained, the loss it reached, how to load it."""
     method, *settings = plain_settings(config.make_method()).items()
     chosen = ", ".join(f"{key} {value}" for key, value in settings)
     progress = found.progress()
@@ -168,7 +168,7 @@ To try it, in this folder (elsewhere, set `folder` to its path):
 
 
 def exported_step(folder: Path) -> int | None:
-    """The step of the checkpoint that an export holds; None where there is none, or an older one that does not say."""
+    """Return the step of the exported checkpoint; None if there is no export, or an old one that does not record it."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -178,7 +178,7 @@ def exported_step(folder: Path) -> int | None:
 
 
 def _refuse_strange(out: Path, names: set[str]) -> None:
-    """Leave a folder alone that has anything but an export in it."""
+    """Refuse a folder that contains anything but an export."""
     if strange := sorted({path.name for path in out.iterdir()} - names) if out.exists() else []:
         raise ValueError(
             f"out is {str(out)!r}, a folder with other things in it ({', '.join(strange[:4])}). "

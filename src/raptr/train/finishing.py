@@ -1,4 +1,4 @@
-"""What follows the last step of a run: its report, and its model for `transformers`."""
+"""What follows the last step of a run: its report, and the export of its model for `transformers`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ def write_run_report(folder: RunFolder) -> "Report":
 
 
 def export_run(folder: RunFolder, step: int, console: Console) -> Path:
-    """Write the export of a run into its folder; the last checkpoint stands for a model that no stock class holds."""
+    """Export a run into its folder; return the export, or the last checkpoint if no stock class can hold the model."""
     from raptr.train.exporting import export  # imports transformers, which is slow
 
     try:
         return export(folder.path)
-    except ValueError as error:  # a trained model that no stock class can hold is still a trained model
+    except ValueError as error:  # not an error of the run: its model is trained, even if no stock class can hold it
         console.print(f"no export: {error}", highlight=False, markup=False, soft_wrap=True)
         return checkpoint.place_of(folder.checkpoints, step)

@@ -1,12 +1,13 @@
 """What the optimizer does with idle parameters: those of layers that did not run, whose gradient is None.
 
-It changes the result, so it is a named policy. `zero` is the paper's: every parameter has a gradient each
-step, zeros when idle, so momentum and weight decay go on. `skip` leaves weight, moments and step count alone.
-It needs gradients that are dropped after each step: `optimizer.zero_grad(set_to_none=False)` keeps them as zeros,
-so that an idle parameter looks like any other, and is refused.
+The choice changes the result, so it is a named policy. `zero` is the paper's: every parameter has a gradient in every
+step, zeros if it is idle, so momentum and weight decay go on. `skip` leaves weight, moments and step count unchanged.
+For `skip`, gradients must be dropped after each step: `optimizer.zero_grad(set_to_none=False)` keeps them as zeros, so
+that idle parameters cannot be told from others, and is refused.
 
-Idle heads and MLP parts are rows of tensors that have a gradient, which is zero there. So `zero` is what any optimizer
-does with them, and `skip` needs one that can leave rows alone: our AdamW, which `running_rows` tells which ran.
+Idle heads and MLP parts are rows of tensors that have a gradient, which is zero there. So any optimizer treats them as
+under `zero`. `skip` needs an optimizer that can leave rows alone: our AdamW, which gets the rows that ran from
+`running_rows`.
 """
 
 from typing import TYPE_CHECKING, Literal, get_args
@@ -30,9 +31,10 @@ SEEN = "_raptr_version"  # an attribute of a gradient: its version when `idle` l
 
 
 def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
-    """Give idle parameters what the policy says; call it before `optimizer.step()`.
+    """Apply the policy to idle parameters; call it before `optimizer.step()`.
 
-    `check=False` is for a loop that is known to drop its gradients and reuses their memory.
+    Under `skip`, gradients that were kept as zeros are a ValueError. `check=False` turns this check off, for a loop
+    that is known to drop its gradients and reuses their memory.
     """
     if policy not in get_args(Policy):
         raise ValueError(f"idle: policy is {policy!r}; 'zero' and 'skip' are allowed")
@@ -44,21 +46,21 @@ def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
     unused = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
     for parameter in unused:
         parameter.grad = torch.empty_like(parameter)
-    if unused:  # zeros for all at once: a kernel for each would take longer to launch than to run
+    if unused:  # one kernel zeroes all: one for each would take longer to launch than to run
         torch._foreach_zero_([rows(parameter.grad) for parameter in unused if parameter.grad is not None])
 
 
 def needed(method: Method) -> Policy:
-    """The policy of a method unless one is given: `zero` where only some heads or MLP parts run, else `skip`."""
+    """Return the default policy of a method: `zero` if it runs only some heads or MLP parts in a stage, else `skip`."""
     return "zero" if narrowed(method) else "skip"
 
 
 def running_rows(model: "Model", subnetwork: Subnetwork) -> dict[Tensor, Tensor]:
-    """The parameters of which only some rows run, or columns: 1 for these and 0 for the others.
+    """Return a mask for each parameter of which only some rows (or columns) run: 1 for these, 0 for the others.
 
-    The numbers have the parameter's dimensions, all 1 but that of the rows, as AdamW's counts of steps have.
+    Like AdamW's step counts, a mask has as many dimensions as its parameter, all of size 1 except that of the rows.
     """
-    found: dict[Tensor, Tensor] = {}
+    masks: dict[Tensor, Tensor] = {}
     shape = model.config.shape
     for axis, units, kept in (("heads", shape.heads, subnetwork.heads), ("parts", shape.parts, subnetwork.parts)):
         if kept is None or not subnetwork.kept:
@@ -72,15 +74,15 @@ def running_rows(model: "Model", subnetwork: Subnetwork) -> dict[Tensor, Tensor]
                 count = parameters[0].shape[cut.dim]
                 ran_KR = ran_KU.repeat_interleave(count // (cut.maps * units), dim=1).repeat(1, cut.maps)
                 wide = [count if dim == cut.dim else 1 for dim in range(parameters[0].dim())]
-                found |= {parameter: ran.view(wide) for parameter, ran in zip(parameters, ran_KR, strict=True)}
-    return found
+                masks |= {parameter: ran.view(wide) for parameter, ran in zip(parameters, ran_KR, strict=True)}
+    return masks
 
 
 def _check_dropped(gradients: list[Tensor]) -> None:
-    """Refuse zeros that were kept from an earlier step: whether their parameters were idle cannot be known.
+    """Refuse gradients that were kept as zeros from an earlier step: their parameters may or may not have been idle.
 
-    A gradient that was dropped is a new tensor in the next step, so one that was seen before, and changed since, was
-    kept. Only those are looked at, since looking waits for the device; a kept one that is not zero has been used.
+    A dropped gradient is a new tensor in the next step, so one that was seen before, and has changed since, was kept.
+    Only such gradients are read, since reading waits for the device. If one is not zero, its parameter was not idle.
     """
     kept = [gradient for gradient in gradients if vars(gradient).get(SEEN, gradient._version) != gradient._version]
     for gradient in gradients:
@@ -88,7 +90,7 @@ def _check_dropped(gradients: list[Tensor]) -> None:
     if not kept:
         return
     used = [(gradient.coalesce().values() if gradient.is_sparse else gradient).any() for gradient in kept]
-    zeros = len(used) - sum(torch.stack([one.to(used[0].device) for one in used]).tolist())
+    zeros = len(used) - sum(torch.stack([flag.to(used[0].device) for flag in used]).tolist())
     if zeros:
         raise ValueError(
             f"idle: policy is 'skip', but {zeros} gradients are zeros kept from an earlier step, so parameters that "

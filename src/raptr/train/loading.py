@@ -1,4 +1,4 @@
-"""A run's trained model, from nothing but the run's folder."""
+"""Loads a run's trained model from nothing but the run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from raptr.train.run import RunFolder
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model as a checkpoint has it, on the CPU, and what it was trained with."""
+    """A model with the weights of a checkpoint, on the CPU, and what it was trained with."""
 
     model: Model
     config: Config
@@ -24,22 +24,22 @@ class Loaded:
 
 
 def load_model(run: Path, step: int | None = None) -> Loaded:
-    """Load the model of a run's newest whole checkpoint, or of the one at `step`."""
+    """Load the model of a run's newest intact checkpoint, or of that at `step`; raises ValueError if there is none."""
     folder = RunFolder(run)
     config = folder.read()
-    found = checkpoint.load_latest(folder.checkpoints) if step is None else checkpoint.load(folder.checkpoints, step)
-    if found is None:
+    saved = checkpoint.load_latest(folder.checkpoints) if step is None else checkpoint.load(folder.checkpoints, step)
+    if saved is None:
         raise ValueError(f"run is {str(run)!r}, which has no checkpoint. Train it first.")
-    _check_tokenizer(folder.tokenizer, found)
+    _check_tokenizer(folder.tokenizer, saved)
     dimensions = config.model.build(read_vocabulary(folder.tokenizer).size, config.data.length)
     method = config.make_method()
-    model = dimensions.resized(found.shape(method.target)).build(config.train.seed)
-    found.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
-    return Loaded(model, config, method, found)
+    model = dimensions.resized(saved.shape(method.target)).build(config.train.seed)
+    saved.read({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, "model.")
+    return Loaded(model, config, method, saved)
 
 
 def _check_tokenizer(file: Path, found: Checkpoint) -> None:
-    """Refuse another tokenizer than that of training; checkpoints of earlier versions do not say which it was."""
+    """Refuse a tokenizer other than that of training; checkpoints of earlier versions do not record which it was."""
     trained = found.state.get("tokenizer")
     if trained is not None and file.is_file() and sha256_of(file) != trained:
         raise ValueError(

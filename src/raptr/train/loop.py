@@ -1,20 +1,20 @@
-"""The training loop. It names no method; a method never touches it.
+"""The training loop. It names no method, and no method touches it.
 
     open the run folder, the data, the model and the optimizer; load the newest checkpoint, if there is one
-    for step in the steps that are left:
-        the model's shape is not method.shape(step): grow   <- weights and optimizer state
-        subnetwork = method.subnetwork(step)                <- the step's part is drawn, once
-        set the learning rate of the step
+    for each remaining step:
+        if the model's shape is not method.shape(step): grow   <- weights and optimizer state
+        subnetwork = method.subnetwork(step)                   <- drawn once for the step
         for each micro-batch: loss of batch(step, micro) under the subnetwork, backward   (execution.py)
-        clip the gradient
-        give idle parameters what the policy says
+        set the learning rate of the step
+        clip the gradients
+        apply the idle policy
         optimizer step
-        now and then: record, evaluate the full model (at every stage's end too), save
-        asked to stop: save and leave
+        at intervals: record, evaluate the full model (also at the end of each stage), save
+        if asked to stop: save and leave
 
-Checkpoint `step-N` is the state before step N, and before any growth at N: whoever loads it finds another shape than
-step N's and grows it. Everything a step needs besides is a function of the step, so a run that was stopped and
-started again is the run that was not.
+Checkpoint `step-N` is the state before step N, and before any growth at N: a run that loads it grows the
+model if step N has a larger shape. Everything else that a step needs is a function of the step, so a run that was
+stopped and resumed equals one that was not.
 """
 
 from bisect import bisect_right
@@ -66,13 +66,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: the steps done, and the last evaluation of the full model (None: not yet one)."""
+    """The outcome of `pretrain`: the steps done, and the last held-out loss of the full model (None: none yet)."""
 
     run: Path
     step: int
     eval_loss: float | None
-    stopped: bool = False  # asked to stop by SIGTERM or Ctrl-C
-    model: Path | None = None  # the export; the last checkpoint where no stock model can hold it
+    stopped: bool = False  # asked to stop, by SIGTERM, Ctrl-C or the caller
+    model: Path | None = None  # the export, or the last checkpoint if no stock model can hold it
     report: "Report | None" = None
 
 
@@ -89,15 +89,15 @@ def pretrain(
     report: bool = False,
     advice: bool = True,
 ) -> Result:
-    """Train a model from nothing or from `model.start`, or go on where the run in this folder stopped.
+    """Train a model from random weights or from `model.start`, or continue where the run in this folder stopped.
 
-    `fresh` replaces the run that is there, after everything that the new one needs was checked; `until` stops after
-    that many steps in all, saved, to go on another time. So do SIGTERM and Ctrl-C, heard through `stop` where the
-    caller listens already. A run that is finished is left as it is.
+    `fresh` replaces an existing run, once everything that the new one needs has been checked. `until` saves and stops
+    after that many steps in total, to be continued another time; SIGTERM and Ctrl-C do so at any step. `stop` lets the
+    caller ask for that too. A finished run is not trained further.
 
-    `verify` reads all of the data and compares checksums, also where that was done before. A run that is finished is
-    exported for `transformers` and reported on, in its folder, if `export` and `report` ask for it. `advice` says
-    first where the run is, what `auto` chose, or that another method was measured to be better.
+    `verify` reads all of the data and compares checksums, even if that was done before. `export` and `report` write a
+    finished run's export for `transformers` and its report into its folder. `advice` first prints where the run is,
+    what `auto` chose, or that another method was measured to be better.
     """
     stop = stop or StopRequest()
     with joined(config.train.timeout) as processes, ExitStack() as opened:
@@ -112,23 +112,23 @@ def pretrain(
         device = torch.device(settled.train.device)
         processes = processes.laid_out(settled.train.parallel, settled.train.shards, device)
         steps = settled.train.steps
-        found = None if fresh else processes.from_first(lambda: checkpoint.load_latest(folder.checkpoints))
-        if found is not None and found.step >= steps:
-            if settled.data.source != folder.read().data.source:  # another path may lead to the same text
-                check_data(run, found.progress().data, open_data(settled, run, console).fingerprint)
+        latest = None if fresh else processes.from_first(lambda: checkpoint.load_latest(folder.checkpoints))
+        if latest is not None and latest.step >= steps:
+            if settled.data.source != folder.read().data.source:  # another path may hold the same text
+                check_data(run, latest.progress().data, open_data(settled, run, console).fingerprint)
             console.print(f"the run in {escape(str(run))} is finished: step {steps:,} of {steps:,}", highlight=False)
-            result = Result(run, found.step, found.progress().eval_loss)
+            result = Result(run, latest.step, latest.progress().eval_loss)
         else:
             check_installed(settled.train.tracker)
             store = processes.first_before_others(lambda: open_data(settled, run, console, verify=verify))
             trainer = Trainer(settled, folder, store, device, processes)
-            if found is None and (start := settled.model.start) is not None:
+            if latest is None and (start := settled.model.start) is not None:
                 fill_whole(trainer.model, partial(load_start, start, settled.model.start_sha256, store=store))
             with processes.together():
                 if fresh:
                     folder.clear()
-            if found is not None:
-                trainer.resume(found, console)
+            if latest is not None:
+                trainer.resume(latest, console)
             with stop.listening():
                 result = trainer.train(steps if until is None else min(until, steps), console, stop)
     if result.step < steps or not processes.first:
@@ -139,7 +139,7 @@ def pretrain(
 
 @final
 class Trainer:
-    """A run in memory: the model, its optimizer, and the counts that grow with the steps."""
+    """A run in memory: the model, its optimizer, and the totals that grow with the steps."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Trainer:
         self.readout = Readout(device)
 
     def build(self, shape: Shape) -> None:
-        """Make a model of this shape with its initial weights, the way it runs, and its optimizer."""
+        """Build a model of this shape with its initial weights, its execution, and its optimizer."""
         self.shape = shape
         settings, processes = self.config.train, self.processes
         self.model = build_model(self.dimensions.resized(shape), settings, self.device, processes)
@@ -178,7 +178,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.config.optimizer, self.model, compiled=settings.compiled(self.device))
 
     def grow(self, shape: Shape) -> None:
-        """Make the model and what the optimizer knows those of a larger shape."""
+        """Grow the model and the optimizer state to a larger shape."""
         plan, before = self.method.growth(self.shape, shape), self.tensors()
         self.build(shape)
         state = grow(plan, before, self.weights(), self.model)
@@ -198,7 +198,7 @@ class Trainer:
         console.print(f"going on from step {self.step:,} of {self.config.train.steps:,}", highlight=False)
 
     def train(self, last: int, console: Console, stop: StopRequest | None = None) -> Result:
-        """Run the steps up to `last`, or until asked to stop, and leave a checkpoint there."""
+        """Train up to step `last`, or until asked to stop, and save a checkpoint there."""
         stop = stop or StopRequest()
         settings, method = self.config.train, self.method
         if self.step < last:
@@ -258,26 +258,29 @@ class Trainer:
         return Result(self.folder.path, self.step, self.eval_loss, stopped=stopping and self.step < last)
 
     def agree(self, stop: StopRequest, *, ahead: int = 0) -> Agreement:
-        """Begin to compare with the other processes what is computed next, and whether anybody was asked to stop."""
+        """Begin to compare with the other processes what is computed next, and whether any of them was asked to stop.
+
+        The comparison is about the step that comes `ahead` steps after the current one.
+        """
         step = self.step + ahead
 
         def digests() -> dict[str, str]:
             more = step < self.config.train.steps
             drawn, read = (self.method.subnetwork(step).digest, self.data.digest(step)) if more else ("", "")
-            told = {"number": str(step), "subnetwork": drawn, "batch": read}
-            told |= {"data": self.store.fingerprint, "settings": self.settings_text}
-            return {f"the {name} of step {step}": part for name, part in told.items()}
+            facts = {"number": str(step), "subnetwork": drawn, "batch": read}
+            facts |= {"data": self.store.fingerprint, "settings": self.settings_text}
+            return {f"the {name} of step {step}": fact for name, fact in facts.items()}
 
         return self.processes.agree(digests, lambda: stop.asked)
 
     def judge(self, bar: TrainingBar, *, ended: bool = False) -> None:
-        """Evaluate and show the loss; `ended`: at the end of a stage."""
+        """Evaluate and show the loss; `ended` says that a stage has ended."""
         self.evaluate()
         assert self.eval_loss is not None
         bar.evaluated(self.eval_loss, ended=ended)
 
     def log(self, readings: Iterable[Reading], bar: TrainingBar) -> None:
-        """Record what was read back from the device."""
+        """Record what was read back from the device; raises Diverged if a number was not finite."""
         for reading in readings:
             loss, norm, bad = reading.numbers
             self.finite.refuse(int(bad))
@@ -287,7 +290,7 @@ class Trainer:
             bar.measured(note["step"], loss=loss, rate=rate, spent=note["flops"])
 
     def optimize(self, subnetwork: Subnetwork) -> tuple[Tensor, Tensor]:
-        """One optimizer step under one subnetwork; returns the loss and the gradient's norm."""
+        """Take one optimizer step under a subnetwork; return the loss and the norm of the gradient."""
         loss = self.gradients(subnetwork)
         norm = self.update(loss, subnetwork)
         self.spent += self.cost(subnetwork)
@@ -295,7 +298,7 @@ class Trainer:
         return loss, norm
 
     def gradients(self, subnetwork: Subnetwork) -> Tensor:
-        """Compute the gradients of the step's batch, one micro-batch after the other; returns the loss."""
+        """Compute the gradients of the step's batch, one micro-batch at a time; return the loss over all processes."""
         settings, processes, losses = self.config.train, self.processes, []
         for micro in range(settings.accumulate):
             share = micro * processes.size + processes.rank
@@ -307,12 +310,12 @@ class Trainer:
         return processes.mean(torch.stack(losses).sum())
 
     def batch(self, step: int, share: int = 0) -> Batch:
-        """What one process reads of a step in one micro-batch."""
+        """Return one share of a step's batch: what one process reads in one micro-batch."""
         settings, shares = self.config.train, self.config.train.accumulate * self.processes.size
         return self.objective.training(self.data.windows(step, share, shares), settings.seed)
 
     def update(self, loss: Tensor, subnetwork: Subnetwork) -> Tensor:
-        """Clip the gradients and let the optimizer use them; returns their norm."""
+        """Clip the gradients, apply the idle policy, and step the optimizer; return the norm before clipping."""
         rate = self.config.optimizer.learning_rate(self.step, self.config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -326,7 +329,7 @@ class Trainer:
         return norm
 
     def evaluate(self) -> None:
-        """Judge the full model, and the sizes asked for (those that it has), on the held-out set."""
+        """Evaluate the full model and the `train.eval_sizes` that it has on the held-out set, and record the losses."""
         settings, whole = self.config.train, self.method.evaluated(self.step)
         judge = partial(
             evaluate,
@@ -349,7 +352,7 @@ class Trainer:
         self.folder.record({**self.moment(kind="eval", **record), "seconds": round(self.readout.seconds, 3)})
 
     def save(self) -> None:
-        """Write a checkpoint of this moment; never one that holds a number gone bad."""
+        """Write a checkpoint of the current state; raises Diverged instead if a number was not finite."""
         self.finite.check()
         progress = Progress(
             step=self.step,
@@ -363,15 +366,15 @@ class Trainer:
         self.writer.save(self.folder.checkpoints, self.step, self.tensors(), state, keep=self.config.train.keep)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds, by name: weights and the optimizer's state."""
+        """Return all tensors of a checkpoint by name: the weights and the optimizer state."""
         return {**self.weights(), **state_tensors(self.optimizer, self.model)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by their names in a checkpoint."""
+        """Return the weights by their names in a checkpoint."""
         return {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def moment(self, **fields: Any) -> dict[str, Any]:
-        """A record of this moment, but for its seconds."""
+        """Return a record of the current step, without its seconds."""
         return {
             "step": self.step,
             **fields,
@@ -385,5 +388,5 @@ class Trainer:
         return self.step * self.config.train.batch * self.config.data.length
 
     def cost(self, subnetwork: Subnetwork) -> Flops:
-        """The FLOPs of an optimizer step under this subnetwork of the model as it is now."""
+        """Return the FLOPs of an optimizer step under this subnetwork of the model in its current shape."""
         return flops(self.model.config, subnetwork, **self.config.step_load)

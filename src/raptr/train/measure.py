@@ -1,8 +1,8 @@
-"""How long a run will take on this machine: a few real training steps of each stage, on random tokens.
+"""Measures how long a run will take on this machine, with a few real training steps of each stage on random tokens.
 
-The steps are the run's own (`Trainer`): its model, optimizer, precision and form of execution. The first steps of a
-stage are not timed, since they compile and allocate. The time of the gradients is scaled by FLOPs: to the mean size
-of the stage's steps, and, on a CPU where a whole batch would take minutes, from a smaller batch to the whole one.
+The steps are the run's own (`Trainer`), with its model, optimizer, precision and form of execution. The first steps of
+a stage are not timed, since they compile and allocate. The time of the gradients is scaled by FLOPs: to the mean size
+of the stage's steps and, on a CPU where a whole batch would take too long, from a smaller batch to the whole one.
 """
 
 import time
@@ -27,16 +27,16 @@ from raptr.train.progress import peak_memory
 from raptr.train.run import RunFolder
 from raptr.train.safety import reproducible
 
-DRAWS = 8  # steps of a stage, spread over it, that are repeated
-ENOUGH = 2.0  # seconds of timed steps per stage
-SMALLEST = 4  # sequences per step: with fewer, what a step costs besides them counts too much
-LONGEST = 2.0  # seconds of gradients per step on a CPU, by the speed of matrix products alone
+DRAWS = 8  # steps of a stage, spread over it, that are timed again and again
+ENOUGH = 2.0  # seconds of timed steps for each stage
+SMALLEST = 4  # sequences per step: with fewer, the fixed cost of a step weighs too much
+LONGEST = 2.0  # seconds for a step's gradients on a CPU, estimated from matrix products alone
 WINDOWS = 1024  # sequences of random text
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage: the time of one of its steps, and of all of them."""
+    """The time of one step of a stage, and of the whole stage."""
 
     stage: int
     steps: int
@@ -46,20 +46,20 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time of a whole run's steps; evaluations and checkpoints are not counted."""
+    """The estimated time of all steps of a run, without evaluations and checkpoints."""
 
     device: str
     gpu_found: bool
     batch: int  # sequences per step of the run
-    timed_batch: int  # sequences per step that was timed
+    timed_batch: int  # sequences per step in the timed steps
     length: int
     stages: tuple[StageTime, ...]
     hours: float
-    peak_memory: int  # bytes: of the GPU's memory, or of this process
+    peak_memory: int  # bytes: of tensors on the GPU, or of this process
 
 
 def measure(config: Config, console: Console | None = None) -> Measurement:
-    """Time some steps of each stage of this run on this machine."""
+    """Time some steps of each stage of a run on this machine, and estimate the time of the whole run."""
     console, device = console or Console(quiet=True), config.train.resolve_device()
     cuda = device.type == "cuda"
     dimensions = config.model.build(config.vocabulary_size(), config.data.length)
@@ -103,10 +103,10 @@ def measure(config: Config, console: Console | None = None) -> Measurement:
 
 
 def _time(trainer: Trainer, phase: Phase) -> tuple[float, float]:
-    """Seconds per FLOP of a stage's gradients, and seconds of an update; on a GPU the update counts as gradients."""
+    """Return a stage's seconds per FLOP of gradients, and per update; on a GPU the update counts as gradients."""
     length, cuda = phase.stop - phase.start, trainer.device.type == "cuda"
     steps = sorted({phase.start + draw * length // DRAWS for draw in range(DRAWS)})
-    for step in steps if cuda else steps[:1]:  # a GPU compiles each kind of subnetwork when it first meets it
+    for step in steps if cuda else steps[:1]:  # on a GPU each kind of subnetwork is compiled when it first occurs
         _train(trainer, step)
     gradients = updates = spent = 0.0
     count, rounds = 0, cycle([steps] if cuda else [[step] for step in steps])
@@ -114,21 +114,21 @@ def _time(trainer: Trainer, phase: Phase) -> tuple[float, float]:
         start = _now(trainer.device)
         timed = [_train(trainer, step) for step in next(rounds)]
         end = _now(trainer.device)
-        updated = 0.0 if cuda else sum(step.update for step in timed)  # a GPU is not waited for between the two
+        updated = 0.0 if cuda else sum(step.update for step in timed)  # a GPU is not synchronised between the two
         gradients, updates = gradients + end - start - updated, updates + updated
         spent, count = spent + sum(step.flops for step in timed), count + len(timed)
     return gradients / spent, updates / count
 
 
 class _Step(NamedTuple):
-    """The FLOPs of a step, and the seconds that the program spent in its update."""
+    """The FLOPs of a step, and the seconds that Python spent in its update."""
 
     flops: float
     update: float
 
 
 def _train(trainer: Trainer, step: int) -> _Step:
-    """Do what step `step` of the run does."""
+    """Train step `step` of the run, and grow the model before it if need be."""
     if trainer.shape != (shape := trainer.method.shape(step)):
         trainer.grow(shape)
     trainer.step = step
@@ -146,9 +146,9 @@ def _now(device: torch.device) -> float:
 
 
 def _affordable(config: Config, cost: float) -> int:
-    """The sequences per step that a CPU computes in reasonable time, in whole cycles; a batch has `cost` FLOPs."""
+    """Return how many sequences per step a CPU can time, in whole cycles of the objective; a batch has `cost` FLOPs."""
     matrix = torch.ones(1024, 1024)
-    matrix @ matrix  # the first product starts threads
+    matrix @ matrix  # not timed: the first product starts threads
     start = time.perf_counter()
     for _ in range(4):
         matrix @ matrix
@@ -161,7 +161,7 @@ def _affordable(config: Config, cost: float) -> int:
 
 
 def _random_store(folder: Path, vocabulary: int, length: int, specials: Specials) -> TokenStore:
-    """Prepared data of one domain: a document of random tokens instead of text."""
+    """Return prepared data of one domain, whose text is a single document of random tokens."""
     dtype, count, first = dtype_for(vocabulary), WINDOWS * length, len(specials.tokens)
     tokens = np.random.default_rng(0).integers(first, vocabulary, count)
     tokens.astype(DTYPES[dtype]).tofile(folder / "random.tokens")

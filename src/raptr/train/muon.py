@@ -1,19 +1,18 @@
 """Muon (Jordan et al. 2024) for the matrices of the layers and AdamW for everything else, as one optimizer.
 
-A matrix moves along its averaged gradient, with all singular values brought near 1 by five Newton-Schulz steps in
-bfloat16; the algorithm and its constants are those of `torch.optim.Muon`, which a test compares. What differs:
+A matrix moves along its averaged gradient, after five Newton-Schulz steps in bfloat16 have brought all of its singular
+values near 1. The algorithm and its constants are those of `torch.optim.Muon`, with which a test compares. Differences:
 
-- The maps of a fused matrix (query, key and value) are orthogonalised one by one, as in a model that has them apart.
-- All matrices of one shape are one batch: a product of its own for each is too little work for a GPU.
+- The maps of a fused matrix (query, key and value) are orthogonalised one by one, as in a model that separates them.
+- All matrices of one shape are one batch: a separate product for each is too little work for a GPU.
 
 The update is scaled by 0.2·√(the larger dimension), which gives it the RMS of AdamW's (Liu et al. 2025,
 "Muon is Scalable"), so both kinds of parameters share one learning rate and one weight decay.
 
-Where matrices lie on several processes, the updates are gathered, every process makes all of them orthogonal, and
-each moves its own rows.
+The updates of sharded matrices are gathered; every process orthogonalises all of them and applies its own rows.
 
-An update has the same size whatever the gradient's, so zero gradients would move an idle layer at full speed for as
-long as its momentum is not exactly zero: the idle policy `zero` is refused (`OptimizerSettings`).
+An update has the same size whatever the size of the gradient. So with zero gradients an idle layer would move at full
+speed as long as its momentum is not exactly zero, and the idle policy `zero` is refused (`OptimizerSettings`).
 """
 
 import math
@@ -28,15 +27,16 @@ from raptr.distributed.sharding import part, rows, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
-SMALLEST = 1e-7  # norm to divide by
-RMS = 0.2  # of AdamW's updates, nearly
+SMALLEST = 1e-7  # the least norm to divide by
+RMS = 0.2  # roughly that of AdamW's updates
 
 
 @final
 class Muon(Optimizer):
-    """Groups with `maps` are Muon's: each of their parameters holds this many matrices, one below the other.
+    """Updates groups with `maps` by Muon and the groups of `others` by AdamW.
 
-    The other groups are those of `others`. All are in one list with one state, so that nobody else has to know.
+    Each parameter of the former holds `maps` matrices, one below the other. All groups are in one list and all state is
+    in one mapping, so that other code sees a single optimizer.
     """
 
     def __init__(self, matrices: Iterable[dict[str, Any]], others: AdamW) -> None:
@@ -62,7 +62,7 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-                update = parameter.grad.lerp(average, momentum)  # Nesterov's
+                update = parameter.grad.lerp(average, momentum)  # Nesterov momentum
                 update_MAB = whole(update).bfloat16().reshape(maps, -1, parameter.shape[1])
                 updates.setdefault(update_MAB.shape, []).append((parameter, update_MAB))
         for shape, same in updates.items():
@@ -74,10 +74,10 @@ class Muon(Optimizer):
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """The updates, batches of matrices of one shape, with every matrix nearly orthogonal."""
+    """Return the updates, batches of matrices of one shape (N, A, B), with every matrix made nearly orthogonal."""
     x_NAB = torch.cat(updates)
     tall = x_NAB.shape[1] > x_NAB.shape[2]
-    x_NAB = x_NAB.mT if tall else x_NAB  # the product with its own transpose is then the smaller one
+    x_NAB = x_NAB.mT if tall else x_NAB  # so that the Gram matrix below is the smaller one
     x_NAB = x_NAB / x_NAB.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST)
     a, b, c = COEFFICIENTS
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""The settings of the objective: which one, and its mixture of denoisers where it has them."""
+"""The settings of the objective: its name, and its mixture of denoisers if it has one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from raptr.settings import check_choice
 class ObjectiveSettings:
     """What the model learns to predict."""
 
-    name: str = ""  # the first that the family can learn
-    mixture: Mapping[str, int] | None = None  # the samples of each denoiser in a cycle; None: the objective's own
+    name: str = ""  # empty: the first objective of the family
+    mixture: Mapping[str, int] | None = None  # samples of each denoiser in a cycle; None: the objective's default
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -28,24 +28,24 @@ class ObjectiveSettings:
 
     @property
     def kind(self) -> type[Objective]:
-        """The objective of this name, to be made for a vocabulary."""
+        """The class of the objective."""
         return OBJECTIVES[self.name]
 
     @property
     def cycle(self) -> int:
-        """Samples after which the denoisers of a mixture repeat."""
+        """The number of samples after which the denoisers of a mixture repeat; 1 without a mixture."""
         return sum(self.mixture.values()) if self.mixture else 1
 
     def make(self, vocabulary: Vocabulary) -> Objective:
         return self.kind(vocabulary, self.mixture) if self.mixture else self.kind(vocabulary)
 
     def targets(self, length: int) -> float:
-        """The positions of a sequence at which the loss is taken; of a mixture, the mean over a cycle."""
+        """Return at how many positions of a sequence the loss is taken; for a mixture, the mean over a cycle."""
         total = self.kind.targets(length, self.mixture)
         return total / self.cycle if total % self.cycle else total // self.cycle
 
     def check(self, length: int, batch: int, accumulate: int, *, isolate: bool, processes: int = 1) -> None:
-        """Refuse impossible mixtures, micro-batches that break cycles, and a prefix objective on isolated documents."""
+        """Refuse impossible mixtures, micro-batches that cut cycles, and a prefix objective on isolated documents."""
         if self.mixture is not None:
             self.kind.targets(length, self.mixture)
         if (share := batch // accumulate // processes) % self.cycle:

@@ -1,4 +1,4 @@
-"""The prepared text of a run: found and checked."""
+"""Opens and checks the prepared text of a run."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from raptr.train.config import BUILTIN, Config
 
 
 def open_data(config: Config, run: Path, console: Console, *, verify: bool = False) -> TokenStore:
-    """The prepared tokens, checked; the built-in corpus is made beside the run on first use.
+    """Return the prepared tokens after checking them; the built-in text is prepared beside the run on first use.
 
-    Files that were found whole before and have not changed since are only read again to `verify` them.
+    Files that were checked before and have not changed since are read again only if `verify` is set. Raises ValueError
+    if data.source is missing.
     """
     source = config.data.source
     if source is None:

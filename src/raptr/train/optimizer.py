@@ -1,16 +1,15 @@
-"""Optimizers by name, parameter groups, an optimizer's state by name, and the learning rate of a step.
+"""Optimizers by name, parameter groups, optimizer state by parameter name, and the learning rate of a step.
 
 The learning rate is a pure function of the step: it warms up linearly, stays constant, and decays over the last part of
-the run. The length of the decay is a fraction of the run's own steps, a quarter unless set otherwise, and does not
-depend on the method. So a shorter run of a comparison decays on equal terms. The shapes, for a decay that begins at
-step k:
+the run. The length of the decay is a fraction of the run's own steps, a quarter by default, and does not depend on the
+method. So a shorter run of a comparison decays on equal terms. The shapes of a decay that begins at step k:
 
-    linear, cosine   from the peak to `floor` of it at the run's end
-    inverse-sqrt     peak·√(k / step), which reaches no floor: T5's and UL2's 1/√max(step, k) for a peak of 1/√k
+    linear, cosine   from the peak to `floor` times the peak at the end of the run
+    inverse-sqrt     peak·√(k / step), without a floor; with a peak of 1/√k this is T5's and UL2's 1/√max(step, k)
 
-Groups and state are those of any `torch.optim` class. Each class decides what it keeps of a parameter, and with which
-values it begins: the state of a parameter exists from its first step on, so a layer that has not run yet has none in a
-checkpoint, and none afterwards.
+Groups and state are those of any `torch.optim` class. Each class decides what state it keeps for a parameter and what
+its initial values are. This state exists from the parameter's first step on, so a layer that has not run yet has no
+state in a checkpoint, nor after loading one.
 """
 
 import math
@@ -30,7 +29,7 @@ from raptr.train.adamw import AdamW
 from raptr.train.idle import Policy
 from raptr.train.muon import Muon
 
-UNUSED = {  # settings that do nothing with an optimizer
+UNUSED = {  # settings that an optimizer does not use
     "adamw": ("momentum",),
     "muon": (),
     "adafactor": ("weight_decay", "beta1", "beta2", "epsilon", "momentum"),
@@ -44,16 +43,16 @@ class OptimizerSettings:
     name: Literal["adamw", "muon", "adafactor"] = "adamw"
     peak: float = 1e-3
     warmup: int = 0
-    decay: float = 0.25  # the last part of the run in which the learning rate falls, as a fraction of its steps
+    decay: float = 0.25  # the last part of the run, in which the learning rate falls, as a fraction of its steps
     decay_shape: Literal["linear", "cosine", "inverse-sqrt"] = "linear"
     floor: float = 0.0  # the learning rate at the end, as a fraction of the peak
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-6
-    momentum: float = 0.95  # of Muon's matrices; its other parameters have AdamW's settings
-    clip: float = 1.0  # the largest norm of the gradient; 0: no clipping
-    idle: Policy | None = None  # None: as the method needs, see `Config.idle`
+    momentum: float = 0.95  # of Muon's matrices; all other parameters use AdamW's settings
+    clip: float = 1.0  # the largest norm of the gradients; 0: no clipping
+    idle: Policy | None = None  # None: the method's default, see `Config.idle`
 
     def __post_init__(self) -> None:
         _check("epsilon", self.epsilon, 0 < self.epsilon < math.inf, "a number above 0")
@@ -73,8 +72,8 @@ class OptimizerSettings:
             )
         for setting in fields(self):
             if setting.name in UNUSED[self.name] and getattr(self, setting.name) != setting.default:
-                given = f"optimizer.{setting.name} is {getattr(self, setting.name)!r}"
-                raise ValueError(f"{given}, but optimizer.name {self.name} does not use it. Leave it out.")
+                problem = f"optimizer.{setting.name} is {getattr(self, setting.name)!r}"
+                raise ValueError(f"{problem}, but optimizer.name {self.name} does not use it. Leave it out.")
         if self.name == "muon" and self.idle == "zero":
             raise ValueError(
                 "optimizer.idle is 'zero' with optimizer.name muon, whose updates are of one size even for a gradient "
@@ -82,7 +81,7 @@ class OptimizerSettings:
             )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse a warm-up and a decay that do not fit into the run together, and a decay from step 0 without end."""
+        """Refuse a warm-up and a decay that together exceed the run, and an inverse-sqrt decay from step 0 on."""
         if self.decay_shape == "inverse-sqrt" and self.decay_steps(steps) == steps:
             raise ValueError(
                 f"optimizer.decay is {self.decay:g} with optimizer.decay_shape inverse-sqrt, whose decay begins at "
@@ -98,15 +97,15 @@ class OptimizerSettings:
             )
 
     def decay_steps(self, steps: int) -> int:
-        """How many steps the decay lasts in a run of `steps` steps."""
+        """Return how many steps the decay lasts in a run of `steps` steps."""
         return math.ceil(round(self.decay * steps, 6))  # 0.07 * 100 is a little more than 7 in floating point
 
     def learning_rate(self, step: int, steps: int) -> float:
-        """The learning rate of step `step` (from 0) of `steps`."""
+        """Return the learning rate of step `step` (counted from 0) of `steps`."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
         decay = self.decay_steps(steps)
-        left = steps - step  # the last step still has one part in `decay` of the peak
+        left = steps - step  # 1 in the last step: the decay would reach its floor one step later
         if left >= decay:
             return self.peak
         if self.decay_shape == "inverse-sqrt":
@@ -116,9 +115,10 @@ class OptimizerSettings:
 
 
 def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: bool = False) -> Optimizer:
-    """The optimizer of this name; weight decay, where it has one, is for matrices and embeddings only.
+    """Return the optimizer of the settings; weight decay, if it has any, is for matrices and embeddings only.
 
-    `compiled` is for what has no fused kernel on a GPU: Adafactor, and AdamW's rows with step counts of their own.
+    `compiled` compiles the updates that have no fused kernel on a GPU: Adafactor's, and those of AdamW for parameters
+    with a step count for each row.
     """
     if settings.name == "adafactor":
         maps = {name: fused_maps(model, name) for name, _ in model.named_parameters()}
@@ -134,12 +134,12 @@ def make_optimizer(settings: OptimizerSettings, model: nn.Module, *, compiled: b
     )
     if settings.name == "adamw":
         return adamw
-    own = {"lr": settings.peak, "weight_decay": settings.weight_decay, "momentum": settings.momentum}
-    return Muon([{**group, **own} for group in map_groups(model, matrices)], adamw)
+    muon_settings = {"lr": settings.peak, "weight_decay": settings.weight_decay, "momentum": settings.momentum}
+    return Muon([{**group, **muon_settings} for group in map_groups(model, matrices)], adamw)
 
 
 def decay_groups(model: nn.Module, weight_decay: float, without: Container[str] = ()) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: matrices and embeddings, which decay; biases and norm gains, which do not."""
+    """Return two parameter groups: matrices and embeddings, which decay; biases and norm gains, which do not."""
     named = dict(model.named_parameters())
     known = {name: role for name, role in roles(model).items() if name not in without}
     return [
@@ -149,7 +149,7 @@ def decay_groups(model: nn.Module, weight_decay: float, without: Container[str] 
 
 
 def map_groups(model: nn.Module, maps: Mapping[str, int]) -> list[dict[str, Any]]:
-    """A group of the named parameters for each number of maps that a parameter holds."""
+    """Return groups of the parameters named in `maps`, one for each number of linear maps that a parameter fuses."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if name in maps]
     return [
         {"params": [parameter for name, parameter in named if maps[name] == count], "maps": count}
@@ -158,7 +158,7 @@ def map_groups(model: nn.Module, maps: Mapping[str, int]) -> list[dict[str, Any]
 
 
 def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """What the optimizer keeps, as KIND.NAME of the parameter; nothing of parameters that took no step yet."""
+    """Return the optimizer state as KIND.NAME for each parameter NAME; parameters that took no step yet have none."""
     return {
         f"{kind}.{name}": value
         for name, parameter in model.named_parameters()
@@ -167,7 +167,7 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace what the optimizer keeps by these tensors; parameters that have none start afresh."""
+    """Replace the optimizer state by these tensors, KIND.NAME; parameters without any start afresh."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     places = {parameter: place for place, parameter in enumerate(parameters)}
     named = {name: places[parameter] for name, parameter in model.named_parameters()}
@@ -177,12 +177,12 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
         if name not in named:
             raise ValueError(f"the optimizer's state has {full}, but the model has no parameter {name or full}")
         state.setdefault(named[name], {})[kind] = tensor
-    # torch puts each tensor where the class expects it: a fused kernel reads its step count on the GPU.
+    # torch moves each tensor to the device that the class expects: a fused kernel reads its step count on the GPU.
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit` (0: leave them); returns the norm."""
+    """Scale all gradients so that their joint norm is at most `limit` (0: no scaling); return the norm before that."""
     running = [parameter for parameter in parameters if parameter.grad is not None]
     plain = [mine(parameter) for parameter in running]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in plain if parameter.grad is not None])

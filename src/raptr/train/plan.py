@@ -1,4 +1,4 @@
-"""A plan: what a method will cost, stage by stage, before any GPU time is spent."""
+"""A plan: what a method will cost, stage by stage, computed before any GPU time is spent."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,13 +8,13 @@ from raptr.models.contract import ModelConfig
 from raptr.subnetworks import Subnetwork
 from raptr.train.flops import Flops, expected_flops, flops, planned_flops
 
-if TYPE_CHECKING:  # it imports torch and tokenizers, which `plan` does not need
+if TYPE_CHECKING:  # the configuration imports torch and tokenizers, which `plan` does not need
     from raptr.train.config import Config
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A stage: its steps, its mean size, and the cost of its steps relative to full training's."""
+    """A stage: its steps, its mean size, and the cost of its steps relative to full training."""
 
     stage: int
     start: int
@@ -29,7 +29,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """All stages, and the whole run's cost relative to full training over the same steps."""
+    """All stages, and the cost of the whole run relative to full training with the same number of steps."""
 
     method: str
     layers: int
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def speedup(self) -> float:
-        """The largest speed-up that can be seen: whole-model FLOPs of full training over the plan's."""
+        """The largest possible speed-up: the whole model's FLOPs in full training, divided by those of the plan."""
         return 1 / self.relative_model
 
     def json(self) -> dict[str, Any]:
@@ -51,13 +51,13 @@ class Plan:
 
 
 def plan_run(config: "Config") -> Plan:
-    """What a run of this configuration costs."""
+    """Return what a run of this configuration costs."""
     dimensions = config.model.build(config.vocabulary_size(), config.data.length)
     return plan(config.make_method(), dimensions, **config.step_load)
 
 
 def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, targets: float) -> Plan:
-    """What `method` costs on a model of these dimensions."""
+    """Return what `method` costs on a model of these dimensions."""
     cost: dict[str, Any] = {"sequences": sequences, "length": length, "targets": targets}
     full = flops(config, Subnetwork.full(config.layers), **cost)
     total, steps = planned_flops(config, method, **cost), method.steps
@@ -92,5 +92,5 @@ def plan(method: Method, config: ModelConfig, *, sequences: int, length: int, ta
 
 
 def relative(cost: Flops, full: Flops) -> Flops:
-    """A cost as fractions of full training's."""
+    """Return a cost as fractions of that of full training."""
     return Flops(cost.layers / full.layers, cost.total / full.total)

@@ -1,6 +1,7 @@
-"""What a person sees while a run trains: a bar in a terminal, and elsewhere a line at each evaluation.
+"""What a person sees while a run trains: a progress bar in a terminal, elsewhere a line at each evaluation.
 
-Time left follows FLOPs, since later stages have slower steps. The first step is not timed: it compiles and allocates.
+The time left is estimated from FLOPs, since later stages have slower steps. The first step is not timed, since it
+compiles and allocates.
 """
 
 import sys
@@ -16,14 +17,14 @@ from raptr.subnetworks import Shape, Subnetwork
 from raptr.subnetworks.value import WIDTHS
 from raptr.train.flops import Flops
 
-WIDE = 110  # columns that a terminal needs for the bar beside the text
-LONG = 600  # seconds of a run that is worth announcing, and of silence before a line where there is no bar
-SURE = 5  # seconds of steps before the duration is announced
+WIDE = 110  # columns that a terminal needs to show a bar beside the text
+LONG = 600  # seconds: longer runs are announced, and without a bar a line is printed after this much silence
+SURE = 5  # seconds of steps before the duration is estimated well enough to be announced
 
 
 @final
 class TrainingBar:
-    """Shows where a run is; a context manager."""
+    """Shows how far a run is, as a context manager."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class TrainingBar:
         self._bar = Progress(*columns, TextColumn("{task.fields[text]}", markup=False), console=console)
         self._task = self._bar.add_task("", total=steps, completed=step, text="")
         self._stage, self._size, self._loss, self._rate = "", "", "", ""
-        self._began: tuple[float, float, int] | None = None  # time, FLOPs and step from which on the pace is measured
+        self._began: tuple[float, float, int] | None = None  # the time, FLOPs and step from which the pace is measured
         self._left: float | None = None
         self._announced, self._spoke = False, time.monotonic()
 
@@ -58,9 +59,9 @@ class TrainingBar:
             self._bar.stop()
 
     def advance(self, step: int, *, stage: int, counts: Mapping[str, int], spent: float) -> None:
-        """A step is done (on a GPU: asked for), the first `step` in all; `spent` FLOPs have been used so far.
+        """Show that `step` steps are done (on a GPU: launched), which took `spent` FLOPs in all.
 
-        `counts` says how much of the model ran: `ran`.
+        `counts` says how much of the model ran in the last one, as `ran` returns it.
         """
         self._step = step
         self._stage, self._size = f"stage {stage} of {self._stages}", running(counts, self._target)
@@ -71,21 +72,21 @@ class TrainingBar:
             self._line(self._stage, self._size, self._loss)
 
     def measured(self, step: int, *, loss: float, rate: float, spent: float) -> None:
-        """The loss of a step was read back from the device; `rate` tokens are trained per second."""
+        """Show the loss of a step that was read back from the device, and the speed `rate` in tokens per second."""
         self._loss, self._rate = f"loss {loss:.3f}", f"{_thousands(rate)} tokens/s"
-        if self._device.type == "cuda":  # the program runs ahead of the device, but not of what it has read back
+        if self._device.type == "cuda":  # steps are launched ahead of the device, but this one is done
             self._time(step, spent)
         self._show()
 
     def evaluated(self, loss: float, *, ended: bool) -> None:
-        """The held-out loss was measured, at the end of a stage or between."""
+        """Print the held-out loss, at the end of a stage (`ended`) or, if there is no bar, at any evaluation."""
         if ended and self._stages > 1:
             self._line(f"{self._stage} done", self._size, f"held-out loss {loss:.3f}")
         elif not self._live:
             self._line(self._stage, self._size, f"held-out loss {loss:.3f}")
 
     def _line(self, *facts: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         self._spoke = time.monotonic()
         facts = (self._position, *facts, *(() if self._live else (self._rate, self._time_left)))
         self._say(", ".join(fact for fact in facts if fact))
@@ -100,7 +101,7 @@ class TrainingBar:
         self._bar.update(self._task, completed=self._step, text=self.text(room))
 
     def text(self, room: int) -> str:
-        """The state of the run in at most `room` characters; what matters least is left out or shortened first."""
+        """Return the state of the run, shortened to fit `room` characters: what matters least goes first."""
         facts = [self._position, self._stage, self._size, self._loss, self._rate, self._time_left or "time left: ?"]
         short = self._size.replace(" of ", "/")
         for least, instead in ((self._rate, ""), (self._stage, ""), (self._size, short), (short, ""), (self._loss, "")):
@@ -141,26 +142,26 @@ class TrainingBar:
 
 
 def ran(subnetwork: Subnetwork, shape: Shape, target: Shape) -> dict[str, int]:
-    """How much ran, by axis: the layers, and heads and MLP parts where fewer ran than the whole model, `target`, has.
+    """Return how much ran, by axis: the layers, and heads and MLP parts if fewer ran than the final model has.
 
-    A model that is to grow, of this shape, may run all that it has.
+    `target` is the shape of the final model. One that is still to grow, now of shape `shape`, may run all that it has.
     """
     lacking = [axis for axis in WIDTHS if getattr(shape, axis) < getattr(target, axis)]
     return {"size": subnetwork.size, **{axis: getattr(shape, axis) for axis in lacking}, **subnetwork.counts}
 
 
 def running(counts: Mapping[str, int], target: Shape) -> str:
-    """How much of a model runs: `6 of 12 layers, 9 of 12 heads`."""
+    """Return how much of a model runs as text, such as `6 of 12 layers, 9 of 12 heads`."""
     of = {"size": (target.layers, "layers"), "heads": (target.heads, "heads"), "parts": (target.parts, "MLP parts")}
     return ", ".join(f"{count} of {of[axis][0]} {of[axis][1]}" for axis, count in counts.items())
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory, in bytes, that tensors took on a GPU, or the whole process on the CPU; 0 where nothing tells."""
+    """Return the peak memory in bytes: of tensors on a GPU, of the whole process on the CPU; 0 if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        import resource  # which Windows lacks
+        import resource  # not available on Windows
     except ImportError:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -168,7 +169,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits: `40 seconds`, `12 minutes`, `3.5 hours`, `12 days`, `3.1 years`."""
+    """Return seconds as text in a fitting unit: `40 seconds`, `12 minutes`, `3.5 hours`, `12 days`, `3.1 years`."""
     for unit, size in (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"

@@ -1,8 +1,8 @@
-"""Numbers of a step read back from the device without making the steps wait, and the seconds that steps took.
+"""Reads numbers of a step back from the device without making steps wait, and measures the time that steps take.
 
-On a GPU the program runs ahead of the device. A reading is copied out in the background and looked at when the next
-one is taken: then it is there, and the program is never more than one reading ahead. Its seconds are the device's
-own, up to the moment when the step was done; evaluations and checkpoints are left out.
+On a GPU the program runs ahead of the device. A reading is copied to the CPU in the background and returned when the
+next one is taken, so the program is never more than one reading ahead. Its time is measured by the device's own clock,
+up to the moment when the step was done; evaluations and checkpoints are not counted.
 """
 
 import time
@@ -19,7 +19,7 @@ Note = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was noted when the reading was taken, the numbers, and the training seconds until then."""
+    """The note made when the reading was taken, its numbers, and the seconds of training until then."""
 
     note: Note
     numbers: list[float]
@@ -28,31 +28,31 @@ class Reading:
 
 @final
 class Readout:
-    """A stopwatch with readings; it runs between `start` and `stop`."""
+    """A stopwatch that also takes readings; it runs between `start` and `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0  # of all stretches that have ended
+        self.seconds = 0.0  # between all earlier calls of `start` and `stop`
         self._gpu = device.type == "cuda"
         self._pending: deque[tuple[Note, Tensor, _Moment]] = deque()
         self._started: _Moment | None = None
 
     def start(self) -> None:
-        """Go on counting."""
+        """Start or continue counting."""
         assert self._started is None
         assert not self._pending
         self._started = _Moment(self._gpu)
 
     def take(self, note: Note, *numbers: Tensor) -> list[Reading]:
-        """Read these numbers; returns the readings that are there by now: on a GPU, those taken before."""
+        """Take a reading of these numbers; return the readings that are complete: on a GPU, only earlier ones."""
         stacked = torch.stack([number.detach().double() for number in numbers])
         if self._gpu:
-            there = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
-            stacked = there.copy_(stacked, non_blocking=True)
+            pinned = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+            stacked = pinned.copy_(stacked, non_blocking=True)
         self._pending.append((note, stacked, _Moment(self._gpu)))
         return self._read(1 if self._gpu else 0)
 
     def stop(self) -> list[Reading]:
-        """Wait for the device and stop counting; returns the readings not returned yet."""
+        """Wait for the device and stop counting; return the readings that were not returned yet."""
         assert self._started is not None
         readings, end = self._read(0), _Moment(self._gpu)
         self.seconds += end.since(self._started)
@@ -64,14 +64,14 @@ class Readout:
         readings = []
         while len(self._pending) > leave:
             note, numbers, moment = self._pending.popleft()
-            seconds = self.seconds + moment.since(self._started)  # waits, so the numbers are there
+            seconds = self.seconds + moment.since(self._started)  # waits for the device, so the copy is complete
             readings.append(Reading(note, numbers.tolist(), seconds))
         return readings
 
 
 @final
 class _Moment:
-    """A point in time: on a GPU, when the device gets there."""
+    """A point in time: on a GPU, the time at which the device reaches it."""
 
     def __init__(self, gpu: bool) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if gpu else None  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class _Moment:
         self._time = time.monotonic()
 
     def since(self, start: "_Moment") -> float:
-        """Seconds from `start` to here; waits until the device is here."""
+        """Return the seconds since `start`; waits until the device has reached this moment."""
         if self._event is None or start._event is None:
             return self._time - start._time
         self._event.synchronize()

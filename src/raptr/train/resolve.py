@@ -1,4 +1,4 @@
-"""A run's settings from a recipe, a file and options: the later replaces the earlier."""
+"""Resolves a run's settings from a recipe, a file and options; later ones replace earlier ones."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from raptr.train.config import BUILTIN, Config, TrainSettings, merged
 from raptr.train.optimizer import OptimizerSettings
 from raptr.train.run import RunFolder
 
-# How messages call the options that are not named like their settings.
+# The options whose names differ from those of their settings, as messages name them.
 OPTIONS = {
     "method.name": "--method",
     **{f"method.{setting}": "schedule" for setting in AXES.values()},
@@ -30,11 +30,11 @@ def resolve(
     sets: Iterable[str],
     run: Path | None = None,
 ) -> Config:
-    """The configuration of a command; `given` are options by `section.key` (None: not given), `sets` those of --set.
+    """Return the configuration of a command from options by `section.key` (None: not given) and `sets`, those of --set.
 
-    A list under `method.schedule` holds schedules by axis, `mlp=1-2-4`; axes that it does not name run whole.
-    Naming the method that the recipe or the file has changes nothing else; another one drops its settings.
-    Where the folder of `model.start` is gone, the run in the folder `run` knows what it held.
+    A list under `method.schedule` holds schedules by axis, such as `mlp=1-2-4`; axes that it does not name run whole.
+    Naming the method of the recipe or the file changes nothing else; naming another method drops that one's settings.
+    If the folder of `model.start` is gone, its dimensions are taken from the run in the folder `run`.
     """
     settings: dict[str, Any] = {}
     if recipe is not None:
@@ -62,9 +62,9 @@ def resolve(
 def with_warmup(
     settings: dict[str, Any], recipe: str | None, *given: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The settings with a shorter warm-up where the recipe's does not fit into the steps, unless one is given.
+    """Return the settings with a shorter warm-up if the recipe's does not fit into the steps, unless one is given.
 
-    It then takes the share of the steps that it has in the recipe.
+    The shorter warm-up takes the same share of the steps as in the recipe.
     """
     if recipe is None or any("warmup" in sections.get("optimizer", {}) for sections in given):
         return settings
@@ -83,18 +83,18 @@ def with_warmup(
 
 
 def check_vocabulary(config: Config, *given: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse `data.vocabulary` among the given settings where the text or the model to start from has another one.
+    """Refuse a given `data.vocabulary` that differs from that of the text or of the model to start from.
 
-    A file's size for the built-in text is no such size: it says nothing where other text is named later.
+    A size that a file gives for the built-in text does not count if other text is named later.
     """
     size = None
     for data in (sections.get("data", {}) for sections in given):
         built_in = data.get("source") == BUILTIN != config.data.source
         size = None if built_in else data.get("vocabulary", size)
-    if size is not None and size != (there := config.vocabulary_size()):
+    if size is not None and size != (actual := config.vocabulary_size()):
         prepared = config.data.source not in (None, BUILTIN)
         place = f"data.source is {config.data.source!r}" if prepared else f"model.start is {config.model.start!r}"
-        raise ValueError(f"data.vocabulary is {size}, but {place} with {there} tokens. Leave data.vocabulary out.")
+        raise ValueError(f"data.vocabulary is {size}, but {place} with {actual} tokens. Leave data.vocabulary out.")
 
 
 def _refuse_contradiction(options: Mapping[str, Any], sets: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ def _refuse_contradiction(options: Mapping[str, Any], sets: Mapping[str, Any]) -
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether a value is another one as YAML reads it: 1e-3 is a text there, 12 a number."""
+    """Return whether `other`, as YAML reads it, is the value `one`: YAML reads 1e-3 as a text and 12 as a number."""
     try:
         return bool(type(one)(other) == one)
     except (TypeError, ValueError):
@@ -114,12 +114,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def default_run(recipe: str | None, method: object) -> Path:
-    """The folder of a run that names none."""
+    """Return the folder of a run if the user names none."""
     return Path("runs") / f"{recipe}-{method}"
 
 
 def _remembered(settings: dict[str, Any], run: Path) -> dict[str, Any]:
-    """The settings with the dimensions of the run that is there, if it started from the same folder, now gone."""
+    """Return the settings with the model of the run in `run`, if it started from the same folder, which is now gone."""
     model, folder = settings.get("model", {}), RunFolder(run)
     start = model.get("start")
     if not isinstance(start, str) or Path(start).exists() or not folder.config.is_file():

@@ -1,19 +1,19 @@
 """The run folder: what a run was asked to do, where it ran, and what it measured.
 
-config.yaml        the configuration, complete and without `auto` for device and precision
-environment.json   a list of the starts that trained: from which step, device, versions, commit, hardware, threads
-metrics.jsonl      append-only; readers keep the last record of a step and ignore a torn line
-tokenizer.json     that of the data, so that an export needs nothing but the run; with tokenizer_config.json where
-                   the data has it
+config.yaml        the complete configuration, with method, device and precision decided, never `auto`
+environment.json   a list of the starts that trained: first step, device, versions, commit, hardware, threads
+metrics.jsonl      append-only; readers keep the last record of a step and ignore an incomplete line
+tokenizer.json     the data's tokenizer, so that an export needs nothing but the run; with tokenizer_config.json if the
+                   data has one
 tensorboard/       the same numbers for TensorBoard, or in wandb/ for W&B: `train.tracker`
 checkpoints/       step-N/
-export/            the model as `transformers` loads it
-report/            plots and tables, made from the rest
-evaluation/        scores on tasks, as `raptr finetune` and `raptr fewshot` note them
+export/            the model in the format of `transformers`
+report/            plots and tables, derived from the rest
+evaluation/        scores on tasks, written by `raptr finetune` and `raptr fewshot`
 
-A folder is a run's where config.yaml and environment.json are; both are written before the first step, and not before
-the data was checked and the model built. Where a step was trained, environment.json may be gone. A run that has trained
-no step yet takes any settings.
+A folder with config.yaml and environment.json is a run's. Both are written before the first step, but only after the
+data was checked and the model built. Once a step was trained, environment.json may be missing. A run that has trained
+no step yet can be started again with any settings.
 """
 
 import json
@@ -41,13 +41,13 @@ from raptr.train.safety import LOCK, locked
 from raptr.train.trackers.contract import Tracker
 from raptr.train.trackers.registry import TRACKERS
 
-# What is written into a run's folder besides config.yaml and environment.json; outcome.json is a comparison's.
+# What raptr writes into a run's folder besides config.yaml and environment.json; comparisons write outcome.json.
 WRITTEN = re.compile(
     r"metrics\.jsonl|tokenizer(_config)?\.json|outcome\.json|checkpoints|evaluation|report|export(-\d+-layers)?(-step-\d+)?|"
     + "|".join(tracker.folder for tracker in TRACKERS.values())
 )
 PARTIAL = re.compile(r"\.(config\.yaml|environment\.json|outcome\.json|export.*)\.(partial|replaced|removing)")
-COMPARED = {"data", "processes"}  # what a start compares with the one before it
+COMPARED = {"data", "processes"}  # what a start compares with the start before it
 PACKAGES = ("raptr", "torch", "numpy", "transformers", "tokenizers", "safetensors")
 
 
@@ -63,14 +63,15 @@ class RunFolder:
         self.checkpoints = path / checkpoint.FOLDER
         self.tokenizer = path / "tokenizer.json"
         self.report = path / "report"
-        self._held: Config | None = None  # what the folder is open for
+        self._held: Config | None = None  # the configuration that the open folder is held for
         self._tracker: Tracker | None = None
 
     @contextmanager
     def opened(self, config: Config, *, fresh: bool = False) -> Iterator[Config]:
-        """Hold the folder for a new run, for the one that is here, or (`fresh`) for one in its place.
+        """Lock the folder for a new run, for the run in it, or (`fresh`) for one that replaces that run.
 
-        Gives the configuration to train with, in which device and precision are decided. Writes nothing yet.
+        Yields the configuration to train with, in which method, device and precision are decided. Writes nothing yet.
+        Raises ValueError if the folder holds other things, a run with other settings, or a run that is training.
         """
         is_run = self.config.is_file() and (self.environment.is_file() or self.begun())
         others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
@@ -88,7 +89,7 @@ class RunFolder:
                 self._close()
 
     def read(self) -> Config:
-        """The configuration of the run that is here."""
+        """Return the configuration of the run in this folder; raises ValueError if there is none."""
         if not self.config.is_file():
             raise ValueError(
                 f"run is {str(self.path)!r}, which holds no run (no {self.config.name}); the folder of a run is allowed"
@@ -102,7 +103,7 @@ class RunFolder:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error
 
     def starts(self) -> list[dict[str, Any]]:
-        """The starts that trained so far, the first one first; none where there is no list of them."""
+        """Return the starts that trained so far, oldest first; empty if there is no environment.json."""
         if not self.environment.is_file():
             return []
         try:
@@ -120,13 +121,13 @@ class RunFolder:
         )
 
     def begun(self) -> bool:
-        """Whether a step was trained here: there is a checkpoint or a training record."""
+        """Return whether a step was trained here: there is a checkpoint or a training record."""
         if checkpoint.newest(self.checkpoints) is not None:
             return True
         return self.metrics.is_file() and b'"kind": "train"' in self.metrics.read_bytes()
 
     def _settled(self, config: Config, begun: Config | None, *, fresh: bool) -> Config:
-        """The configuration to train with: `auto` as the run began, otherwise as this machine decides."""
+        """Return the configuration to train with: `auto` as decided when the run began, or now if it is a new run."""
         if begun is None or fresh or not self.begun():
             return config.resolved()
         wanted = config.following(begun)
@@ -150,13 +151,13 @@ class RunFolder:
         return settled
 
     def clear(self) -> None:
-        """Remove what raptr wrote of the run that is here, but for the two files that mark it as one."""
+        """Remove what raptr wrote for the run in this folder, except the two files that mark it as a run."""
         for entry in self.path.iterdir() if self.writes and self.config.is_file() else ():
             if PARTIAL.fullmatch(entry.name) or WRITTEN.fullmatch(entry.name):
                 _remove(entry)
 
     def begin(self, config: Config, tokenizer: Path, start: Mapping[str, Any]) -> None:
-        """Write what is about to be trained from which step, on which data and machine."""
+        """Write the configuration, the tokenizer, and at which step, on which data and machine this start begins."""
         if not self.writes:
             return
         begun = self.begun()
@@ -182,10 +183,10 @@ class RunFolder:
         if (names := tokenizer.with_name(CONFIG)).exists():
             shutil.copyfile(names, self.tokenizer.with_name(CONFIG))
         if self.metrics.exists() and not self.metrics.read_bytes().endswith(b"\n"):
-            self._append("\n")  # a killed run may leave half a line; the next record starts on its own
+            self._append("\n")  # a killed run may leave half a line; the next record starts a new one
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Append one record to the metrics, and hand its numbers to the tracker."""
+        """Append one record to the metrics, and pass its numbers to the tracker."""
         if not self.writes:
             return
         self._append(json.dumps(record) + "\n")
@@ -193,7 +194,7 @@ class RunFolder:
         kind = TRACKERS.get(self._held.train.tracker)
         if kind is None:
             return
-        if self._tracker is None:  # what a killed run wrote beyond its checkpoint is written again
+        if self._tracker is None:  # made now, to know the step: a killed run may have logged later ones already
             self._tracker = kind(self.path, self._held.mapping(), record["step"])
         numbers = {key: value for key, value in record.items() if key not in ("kind", "step")}
         numbers = {f"{record['kind']}/{key}": value for key, value in numbers.items() if isinstance(value, int | float)}
@@ -210,7 +211,7 @@ class RunFolder:
 
 
 def check_data(run: Path, before: str, now: str) -> None:
-    """Refuse other data than a run was trained on, by their fingerprints."""
+    """Refuse data whose fingerprint differs from that of the data that a run was trained on."""
     if before != now:
         raise ValueError(
             f"the run in {str(run)!r} was trained on other data (fingerprint {before}, now {now}); start another run"
@@ -218,7 +219,7 @@ def check_data(run: Path, before: str, now: str) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and hardware, to stand beside every number the run gives.
+    """Return versions, commit and hardware, which belong to every number that a run reports.
 
     A copy of the project without its git history takes the commit from the environment variable RAPTR_COMMIT.
     """
@@ -251,10 +252,10 @@ def _processor() -> str:
 
 
 def _commit(package: Path) -> str | None:
-    """The commit of the project's checkout, `+` marking uncommitted changes; None for an installed package."""
+    """Return the commit of the project's checkout, with `+` for uncommitted changes; None for an installed package."""
     try:
         top = _git(package, "rev-parse", "--show-toplevel")
-        if Path(top).resolve() / "src" / "raptr" != package:  # a repository that only holds the environment
+        if Path(top).resolve() / "src" / "raptr" != package:  # another repository, with the environment in it
             return None
         return _git(package, "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*") or None
     except (OSError, subprocess.SubprocessError):
@@ -262,8 +263,8 @@ def _commit(package: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    ended = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    return ended.stdout.strip()
+    completed = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return completed.stdout.strip()
 
 
 def _remove(path: Path) -> None:

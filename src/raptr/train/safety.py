@@ -1,4 +1,4 @@
-"""What keeps a run from losing work: one process to a folder, an orderly stop, and a stop at the first bad number."""
+"""Keeps a run from losing work: a lock on its folder, an orderly stop, and a stop at the first non-finite number."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ LOCK = ".lock"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-# What torch says of memory, besides torch.OutOfMemoryError.
+# What torch's messages say when memory runs out, besides those of torch.OutOfMemoryError.
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
@@ -30,7 +30,7 @@ class OutOfMemory(ValueError):
 
 @contextmanager
 def memory_named(checkpoints: Path) -> Iterator[None]:
-    """Turn a lack of memory into a sentence that says what to change, and which checkpoint is kept."""
+    """Turn an error for lack of memory into OutOfMemory, which says what to change and which checkpoint is kept."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -51,7 +51,7 @@ def memory_named(checkpoints: Path) -> Iterator[None]:
 
 
 def _lacking(error: BaseException | None) -> str | None:
-    """Where memory ran out, by an error or by what it was raised in the handling of; None: it did not."""
+    """Return whose memory ran out according to an error or its causes, CPU or GPU; None if neither did."""
     while error is not None:
         text = str(error).lower()
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -66,9 +66,10 @@ def _lacking(error: BaseException | None) -> str | None:
 
 @contextmanager
 def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the folder for this process; a second one gets `refusal`. The system lets go when the process ends.
+    """Lock the folder for this process; a second one gets a ValueError with `refusal`.
 
-    Where nothing was written, as when a start was refused, everything is left as it was found.
+    The system releases the lock when the process ends. If nothing was written, as when a start is refused, no trace of
+    the lock is left.
     """
     with files.made(folder):
         before = set(os.listdir(folder))
@@ -82,10 +83,10 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
 
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
-    """For a while, let a GPU give the same bits for the same operations, if wanted."""
+    """Within the context, make a GPU give the same bits for the same operations, if `wanted`."""
     before = torch.are_deterministic_algorithms_enabled()
     if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -95,27 +96,27 @@ def reproducible(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """For a while, let this handler have SIGINT and SIGTERM."""
+    """Within the context, handle SIGINT and SIGTERM with this handler."""
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, own in before.items():
-            signal.signal(number, own)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @final
 class StopRequest:
-    """Whether SIGTERM or Ctrl-C has asked the run to save and leave; after that, Ctrl-C leaves at once.
+    """Whether SIGTERM or Ctrl-C has asked the run to save and leave; after that, another Ctrl-C interrupts it at once.
 
-    A second SIGTERM changes nothing: Slurm sends one to every process, and torchrun passes its own on.
+    A second SIGTERM changes nothing: Slurm sends one to every process, and torchrun forwards its own.
     """
 
     def __init__(self) -> None:
         self.asked = False
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take the signals over for a while, and give them back."""
+        """Return a context that handles the signals and restores the previous handlers at its end."""
         return handled(self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -126,7 +127,7 @@ class StopRequest:
 
 @final
 class FiniteCheck:
-    """Remembers on the device the first step whose loss or gradient was not finite, without waiting for it."""
+    """Remembers on the device the first step whose loss or gradient was not finite, so that no step waits for it."""
 
     def __init__(self, device: torch.device, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
@@ -137,10 +138,10 @@ class FiniteCheck:
         self.first = torch.where((self.first < 0) & ~finite, step, self.first)
 
     def check(self) -> None:
-        """Stop if any number so far was not finite; waits for the device."""
+        """Raise Diverged if any number so far was not finite; waits for the device."""
         self.refuse(int(self.first))
 
     def refuse(self, first: int) -> None:
-        """Stop if this first bad step, read back earlier, is one."""
+        """Raise Diverged if `first`, the first such step as read back earlier, is a step and not -1."""
         if first >= 0:
             raise Diverged(first, checkpoint.newest(self._checkpoints))

@@ -1,7 +1,7 @@
-"""Slots: blocks that hold, for a step, the weights of the layers that run (the form `gather`).
+"""Slots: blocks that hold the weights of the running layers for one step (the form `gather`).
 
-A slot holds a whole layer, whatever runs of it, so all kinds of subnetworks share the slots. Which heads and MLP parts
-run is an input of the block, as it is of the model's own: nothing of the choice is left to the Python of a step.
+A slot always holds a whole layer, so all kinds of subnetworks share the slots. Which heads and MLP parts run is an
+input of the block, as for the model's own blocks, so Python does not have to choose them in each step.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,20 +15,20 @@ from raptr.models.roles import roles
 
 
 class Parameters(NamedTuple):
-    """The parameters of some blocks, by kind: matrices are used in the precision of products, vectors in their own."""
+    """Parameters of blocks by kind: matrices are used in the precision of matrix products, vectors in their own."""
 
     matrices: list[Tensor]
     vectors: list[Tensor]
 
 
 def parameters_of(blocks: Iterable[nn.Module]) -> Parameters:
-    """The parameters of the blocks."""
+    """Return the parameters of the blocks, split into matrices and vectors."""
     every = [pair for block in blocks for pair in zip(roles(block).values(), block.parameters(), strict=True)]
     return Parameters([p for role, p in every if role == "matrix"], [p for role, p in every if role != "matrix"])
 
 
 class Slot(NamedTuple):
-    """A block that holds a layer's weights for a step, and where the gradients of matrices in half precision go."""
+    """A block that holds a layer's weights for a step, and float32 tensors for the gradients of bfloat16 matrices."""
 
     block: nn.Module
     gradients: list[Tensor]
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
 
 @final
 class Slots:
-    """The slots of a model, made when they are first needed; `ready` is given each new block, to compile it."""
+    """The slots of a model, created when they are first needed; `ready` is called with each new block to compile it."""
 
     def __init__(self, model: Model, device: torch.device, *, half: bool, ready: Callable[[nn.Module], None]) -> None:
         self._model, self._device, self._half, self._ready = model, device, half, ready
@@ -44,7 +44,7 @@ class Slots:
         self._made: list[Slot] = []
 
     def first(self, size: int) -> list[Slot]:
-        """The first `size` slots, whatever they hold."""
+        """Return the first `size` slots, with whatever weights they hold."""
         while len(self._made) < size:
             self._made.append(self._make())
         return self._made[:size]
@@ -57,5 +57,5 @@ class Slots:
         matrices = parameters_of([block]).matrices if self._half else []
         slot = Slot(block, [torch.empty_like(matrix) for matrix in matrices])
         for matrix in matrices:
-            matrix.data = matrix.data.bfloat16()  # copying is then the rounding that a layer does anyway
+            matrix.data = matrix.data.bfloat16()  # copying then does the rounding that the layer would do anyway
         return slot

@@ -1,7 +1,7 @@
-"""A run that starts from a model that is there: a folder of `transformers`, `model.start`, instead of random weights.
+"""Starts a run from an existing model in a folder of `transformers` (`model.start`) instead of random weights.
 
 The dimensions come from the folder when the settings are read, with a checksum of its weights, `model.start_sha256`.
-The weights are read at step 0 alone: a run that goes on reads its checkpoint, and no longer needs the folder.
+The weights are read at step 0 only: a resumed run reads its checkpoint, and no longer needs the folder.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from raptr.models.registry import FAMILIES
 from raptr.models.stock import StockFolder
 from raptr.settings import values
 
-if TYPE_CHECKING:  # it imports transformers, which is slow
+if TYPE_CHECKING:  # the exporter imports transformers, which is slow
     from raptr.models.export import Exporter
 
 
 def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section `model` with what the folder decides: family, dimensions and checksum; others given are refused.
+    """Return the section `model` with family, dimensions and checksum from the folder; refuse others in `settings`.
 
-    With a checksum the folder was read before, and is not read again.
+    If there is a checksum, the folder was read before and is not read again.
     """
     start, checksum = settings.get("start"), settings.get("start_sha256")
     if not isinstance(start, str) or checksum is not None:
@@ -37,32 +37,32 @@ def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     family, exporter = _known(folder)
     if (named := settings.get("family")) not in (None, family.name):
         raise ValueError(f"model.family is {named!r}; model.start is {start!r}, whose family is {family.name!r}")
-    found, known = exporter.dimensions(folder), [field.name for field in fields(family.config)]
+    dimensions, known = exporter.dimensions(folder), [field.name for field in fields(family.config)]
     given = {key: settings[key] for key in known if settings.get(key) is not None}
     given, size = values(family.config, given, "model."), settings.get("size")
     base = family.sizes.get(str(size))
-    there = replace(base or next(iter(family.sizes.values())), **{**given, **found})
-    wanted = replace(base or there, **given)
-    of_size = {key: f"model.size is {size!r}, whose {key}" for key in found if key not in given}
-    _check_dimensions(folder, wanted, there, of_size)
-    return {**settings, "family": family.name, **found, "start_sha256": _checksum(folder)}
+    theirs = replace(base or next(iter(family.sizes.values())), **{**given, **dimensions})
+    ours = replace(base or theirs, **given)
+    of_size = {key: f"model.size is {size!r}, whose {key}" for key in dimensions if key not in given}
+    _check_dimensions(folder, ours, theirs, of_size)
+    return {**settings, "family": family.name, **dimensions, "start_sha256": _checksum(folder)}
 
 
 def start_vocabulary(start: str) -> int | None:
-    """How many tokens the model in the folder has; None where the folder is gone or does not say."""
+    """Return the vocabulary size of the model in the folder; None if the folder is gone or does not say."""
     folder = StockFolder(Path(start))
     size = folder.facts.get("vocab_size") if folder.path.is_dir() else None
     return size if type(size) is int and size > 0 else None
 
 
 def load_start(start: str, checksum: str | None, model: Model, store: TokenStore) -> None:
-    """Give a model the weights in the folder, which are those with this checksum."""
+    """Load the weights in the folder into a model; refuse weights with another checksum, and data with other tokens."""
     folder = StockFolder(Path(start))
     if not folder.path.is_dir():
         raise ValueError(f"model.start is {start!r}, which is gone. Put it back, since no checkpoint has its weights.")
-    if (found := _checksum(folder)) != checksum:
+    if (actual := _checksum(folder)) != checksum:
         raise ValueError(
-            f"model.start is {start!r}, whose weights have changed (sha256 {found}, in the settings {checksum}). "
+            f"model.start is {start!r}, whose weights have changed (sha256 {actual}, in the settings {checksum}). "
             "Put the old ones back, or remove model.start_sha256 from the settings."
         )
     _check_vocabulary(folder, store)
@@ -74,15 +74,15 @@ def load_start(start: str, checksum: str | None, model: Model, store: TokenStore
 def _check_dimensions(
     folder: StockFolder, ours: ModelConfig, theirs: ModelConfig, named: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse dimensions that are not the folder's; `named` says where ours come from, if not from their setting."""
+    """Refuse dimensions that differ from the folder's; `named` says where ours come from if not from their setting."""
     for key, value in asdict(ours).items():
-        if value != (there := getattr(theirs, key)):
+        if value != (expected := getattr(theirs, key)):
             name = (named or {}).get(key, f"model.{key}")
-            raise ValueError(f"{name} is {value!r}; model.start is {str(folder.path)!r}, whose {key} is {there!r}")
+            raise ValueError(f"{name} is {value!r}; model.start is {str(folder.path)!r}, whose {key} is {expected!r}")
 
 
 def _known(folder: StockFolder) -> tuple[Family, "Exporter"]:
-    """The family whose stock class the folder's model is."""
+    """Return the family whose stock class the folder's model has, and its exporter; a ValueError if there is none."""
     allowed: dict[str, str] = {}
     for family in FAMILIES.values():
         exporter = next(iter(family.sizes.values())).exporter()
@@ -98,7 +98,7 @@ def _known(folder: StockFolder) -> tuple[Family, "Exporter"]:
 
 
 def _check_vocabulary(folder: StockFolder, store: TokenStore) -> None:
-    """Refuse data whose tokens are not the model's."""
+    """Refuse data whose tokens differ from the model's."""
     size, ours = folder.facts.get("vocab_size"), store.vocabulary
     remedy = f"Prepare the data with --tokenizer {folder.path}."
     if size != ours.size:
@@ -109,14 +109,14 @@ def _check_vocabulary(folder: StockFolder, store: TokenStore) -> None:
     file = folder.path / TOKENIZER
     theirs = read_vocabulary(file).ids if file.is_file() else ours.ids
     for token in {**theirs, **ours.ids}:
-        if (there := theirs.get(token)) != (here := ours.ids.get(token)):
+        if (their_id := theirs.get(token)) != (our_id := ours.ids.get(token)):
             raise ValueError(
                 f"model.start is {str(folder.path)!r}, whose tokenizer is not the data's: the id of {token!r} is "
-                f"{there} there and {here} in the data. {remedy}"
+                f"{their_id} there and {our_id} in the data. {remedy}"
             )
 
 
 def _checksum(folder: StockFolder) -> str:
-    """The sha256 of the file of weights; of several, that of their checksums."""
+    """Return the sha256 of the file of weights; for several files, the sha256 of their checksums."""
     sums = [sha256_of(file) for file in folder.files]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()

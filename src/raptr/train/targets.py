@@ -1,9 +1,9 @@
 """Schedules that meet a target cost: `raptr plan --target-flops 0.67`.
 
 For each set of axes (depth, heads, mlp), every axis starts at the same share of its units and rises to all of them, by
-equal steps or by equal factors, in three or four stages, equal or proportional in length. Of those that cost no more
-than the target, the one nearest to it is taken: it drops the least. Costs are the whole model's FLOPs, relative to full
-training over as many steps.
+equal steps or by equal factors, in three or four stages of equal or proportional length. Of the schedules that cost no
+more than the target, the one nearest to it is taken: it drops the least. Costs are the whole model's FLOPs, relative to
+full training with the same number of steps.
 """
 
 import json
@@ -24,13 +24,13 @@ from raptr.train.plan import plan_run
 from raptr.train.progress import duration
 
 STAGES = (3, 4)
-UNITS = {"depth": "layers", "heads": "heads", "mlp": "parts"}  # the axis: its count in a Shape
-CHOSEN = ("schedule", "heads", "parts", "average")  # settings of the method that a target takes the place of
+UNITS = {"depth": "layers", "heads": "heads", "mlp": "parts"}  # each axis and its field of a Shape
+CHOSEN = ("schedule", "heads", "parts", "average")  # settings of the method that a target replaces
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule on some axes, what it costs, and how long the run takes here (None: not measured)."""
+    """A schedule on some axes, its cost, and how long the run takes on this machine (None: not measured)."""
 
     sizes: Mapping[str, str]  # by axis
     lengths: str
@@ -40,12 +40,12 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """The schedules as the command line takes them."""
+        """The schedules as the command line accepts them."""
         return " ".join(f"{axis}={sizes}" for axis, sizes in self.sizes.items())
 
 
 def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candidate]]:
-    """For each set of axes the schedule nearest to the target from below; and the cheapest of those that miss it."""
+    """Return each set of axes' schedule nearest to the target from below, and the cheapest for sets that miss it."""
     if config.method["name"] != RaPTr.name:
         raise ValueError(f"--target-flops is {target:g} with method {config.method['name']}. Use raptr.")
     for key in CHOSEN:
@@ -55,7 +55,7 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
         raise ValueError(f"--target-flops is {target:g}; a number above 0 and below 1, full training's, is allowed")
     shape = config.dimensions.shape
     optimizer = config.optimizer
-    refusing = {"muon": "optimizer.name muon"}  # what heads and MLP parts are refused with
+    refusing = {"muon": "optimizer.name muon"}  # optimizers that refuse idle heads and parts, and by which setting
     if optimizer.idle == "skip":
         refusing["adafactor"] = "optimizer.idle skip"
     allowed = ["depth"] if optimizer.name in refusing else list(AXES)
@@ -80,9 +80,9 @@ def meeting(config: Config, target: float) -> tuple[list[Candidate], list[Candid
 
 
 def schedules(config: Config, shape: Shape, axes: tuple[str, ...]) -> Iterator[tuple[dict[str, str], str]]:
-    """All sizes and lengths that are tried for a set of axes; on each axis the first stage is smaller than the last."""
+    """Yield all sizes and lengths to try for a set of axes; on each axis the first stage is smaller than the last."""
     units = {axis: getattr(shape, UNITS[axis]) for axis in axes}
-    least = {"depth": min(2, shape.layers), "heads": 1, "mlp": 1}  # the first and the last layer are fixed
+    least = {"depth": min(2, shape.layers), "heads": 1, "mlp": 1}  # the first and the last layer always run
     lengths = config.method.get("lengths")
     shares = sorted({first / count for axis, count in units.items() for first in range(least[axis], count)})
     tried = set()
@@ -96,7 +96,7 @@ def schedules(config: Config, shape: Shape, axes: tuple[str, ...]) -> Iterator[t
 
 
 def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate | None:
-    """What a run with these schedules costs; None where another setting of the method (fixed, groups) refuses them."""
+    """Return what a run with these schedules costs; None if another setting (fixed, groups) does not allow them."""
     try:
         chosen = scheduled(config, sizes, lengths)
     except ValueError:
@@ -106,13 +106,13 @@ def priced(config: Config, sizes: Mapping[str, str], lengths: str) -> Candidate 
 
 
 def scheduled(config: Config, sizes: Mapping[str, str], lengths: str) -> Config:
-    """The configuration with these schedules."""
+    """Return the configuration with these schedules."""
     settings = {AXES[axis]: text for axis, text in sizes.items()}
     return replace(config, method={**config.method, **settings, "lengths": lengths})
 
 
 def show_targets(config: Config, target: float, *, timed: bool, as_json: bool) -> None:
-    """Print the schedules that meet the target, best first: the fastest where they were timed, else the nearest."""
+    """Print the schedules that meet the target: the fastest first if `timed`, else the nearest to the target first."""
     met, missed = meeting(config, target)
     if not met:
         best = min(missed, key=lambda found: found.model_flops)
@@ -134,7 +134,7 @@ def show_targets(config: Config, target: float, *, timed: bool, as_json: bool) -
 
 
 def targets_table(met: list[Candidate], missed: list[Candidate], target: float) -> Table:
-    """The schedules for a terminal."""
+    """Return the schedules as a table for the terminal."""
     timed = any(found.hours is not None for found in met)
     table = Table(title=f"schedules with at most {target:g} of full training's FLOPs")
     for column in ("schedule", "lengths", "layers'\nFLOPs", "model's\nFLOPs", *(["time"] if timed else [])):
@@ -151,10 +151,10 @@ def targets_table(met: list[Candidate], missed: list[Candidate], target: float) 
 
 
 def _evenly(first: float, last: int, stages: int) -> tuple[int, ...]:
-    """Sizes that rise by equal steps, halves rounded up."""
+    """Return sizes that rise by equal steps, with halves rounded up."""
     return tuple(int(first + (last - first) * stage / (stages - 1) + 0.5) for stage in range(stages))
 
 
 def _by_factors(first: float, last: int, stages: int) -> tuple[int, ...]:
-    """Sizes that rise by equal factors, as 1-2-4 does, halves rounded up."""
+    """Return sizes that rise by equal factors, like 1-2-4, with halves rounded up."""
     return tuple(int(first * (last / first) ** (stage / (stages - 1)) + 0.5) for stage in range(stages))

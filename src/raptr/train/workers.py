@@ -1,7 +1,7 @@
-"""Processes that work for this one, several at once.
+"""A pool of worker processes.
 
-Each holds one end of a pipe whose other end is the parent's alone: when the parent closes it, or is gone, they are
-asked to stop, finish what cannot wait, and leave.
+Each worker holds one end of a pipe whose other end only the parent has. When the parent closes it, or dies, workers are
+asked to stop: they finish what must not be interrupted, and leave.
 """
 
 import multiprocessing
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = ParamSpec("P")
 
-PATIENCE = 0.5  # seconds between looks at whether to stop
+PATIENCE = 0.5  # seconds between two checks whether to stop
 
 
 @final
 class Workers:
-    """A pool of `jobs` processes for a device, for a `with`; at its end they stop what they do and leave."""
+    """A pool of `jobs` processes for a device, as a context manager; at its end the processes stop their work."""
 
     def __init__(self, jobs: int, device: torch.device) -> None:
         self._jobs = jobs
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         receiver, self._sender = context.Pipe(duplex=False)
-        given = (receiver, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
-        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=given)
+        arguments = (receiver, context.Lock(), device, max(1, torch.get_num_threads() // jobs))
+        self._pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=arguments)
 
     def __enter__(self) -> "Workers":
         return self
@@ -54,25 +54,25 @@ class Workers:
     def submit(
         self, function: Callable[Concatenate[StopRequest, P], T | None], *arguments: P.args, **named: P.kwargs
     ) -> "Future[T | None]":
-        """Call a function in one of the processes, with a request to stop as its first argument.
+        """Call a function in one of the processes, with a stop request as its first argument.
 
-        The result is None where it had not begun when it was asked to stop.
+        The result is None if the call had not begun when the processes were asked to stop.
         """
-        # Processes start here and inherit this: what a terminal, `timeout` or Slurm sends to all of them is for the
-        # parent alone to hear, which asks them to stop.
+        # Processes start here and inherit the ignored signals: what a terminal, `timeout` or Slurm sends to all of them
+        # reaches only the parent, which then asks them to stop.
         with handled(signal.SIG_IGN):
             return self._pool.submit(_call, function, arguments, named)
 
 
-_asked, _busy = StopRequest(), Lock()  # of a process that works for another
+_asked, _busy = StopRequest(), Lock()  # of a worker process
 
 
 def _start(receiver: Connection, turn: "SharedLock", device: torch.device, threads: int) -> None:
     torch.set_num_threads(threads)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # those of tokenizers
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # the threads of tokenizers
     Thread(target=_listen, args=(receiver,), daemon=True).start()
     with turn:
-        torch.zeros(1, device=device)  # processes that ask for a GPU at the same moment may be refused under MPS
+        torch.zeros(1, device=device)  # under CUDA MPS, processes that ask for a GPU at once may be refused
 
 
 def _listen(receiver: Connection) -> None:
@@ -80,7 +80,7 @@ def _listen(receiver: Connection) -> None:
     _asked.asked = True
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()  # a parent that is there waits for this process, which ends here
+        parent.join()  # a living parent waits for this process, which then ends during this call
     with _busy:
         os._exit(1)
 

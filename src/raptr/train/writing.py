@@ -1,9 +1,9 @@
-"""Checkpoints written beside training.
+"""Writes checkpoints in the background while training goes on.
 
 With `train.async_checkpoints` a save copies the tensors into the CPU's memory, and a thread writes the copies while
-training goes on. One is written at a time: the next save, and the end of training, wait for it and raise what failed
-in it. Several processes exchange their messages about it in a group of their own, since the order of those of training
-would otherwise differ from process to process.
+training goes on. One checkpoint is written at a time: the next save and the end of training wait for it, and raise its
+error if it failed. Several processes exchange messages about it in a separate process group, since otherwise the
+order of these messages and those of training could differ from process to process.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from raptr.train import checkpoint
 
 @final
 class Writer:
-    """Writes the checkpoints of a run; a context manager, which leaves when everything is written."""
+    """Writes the checkpoints of a run; as a context manager, it ends when everything is written."""
 
     def __init__(self, processes: Processes, *, beside: bool) -> None:
         self._processes = processes.apart() if beside else processes
@@ -29,7 +29,7 @@ class Writer:
     def save(
         self, folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int | None
     ) -> None:
-        """Write a checkpoint (`checkpoint.save`), or begin to."""
+        """Write a checkpoint as `checkpoint.save` does, or begin to write it in the background."""
         if self._threads is None:
             checkpoint.save(folder, step, tensors, state, keep=keep, processes=self._processes)
             return
@@ -50,5 +50,5 @@ class Writer:
         try:
             self.finish()
         except Exception:
-            if value is None:  # otherwise what ended the training is what is told
+            if value is None:  # otherwise the error that ended training is the one to report
                 raise

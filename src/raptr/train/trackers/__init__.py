@@ -1,1 +1,1 @@
-"""Where a run's numbers go besides `metrics.jsonl`: one file per tracker, one registry."""
+"""Trackers: where a run's numbers go besides `metrics.jsonl`. One file for each tracker, one registry."""

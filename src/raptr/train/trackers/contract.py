@@ -1,4 +1,4 @@
-"""What a tracker is. It is made when the first number of a start is there, so that its packages are imported late."""
+"""The interface of a tracker. It is created with the first record of a start, so its packages are imported late."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 class Tracker(ABC):
     """Shows a run's numbers in another program."""
 
-    package: ClassVar[str]  # that it needs
-    extra: ClassVar[str]  # of raptr, that installs the package
-    folder: ClassVar[str]  # in the run's folder, all that the tracker writes
+    package: ClassVar[str]  # the package that it needs
+    extra: ClassVar[str]  # the extra of raptr that installs the package
+    folder: ClassVar[str]  # the folder in the run's folder for all that the tracker writes
 
     @abstractmethod
     def __init__(self, run: Path, config: Mapping[str, Any], step: int) -> None:
-        """Track the run in this folder from step `step` on; later steps of an earlier start are written again."""
+        """Track the run in this folder from step `step` on; an earlier start may have logged some of these steps."""
 
     @abstractmethod
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ from raptr.train.trackers.contract import Tracker
 
 @final
 class TensorBoard(Tracker):
-    """Writes event files; the configuration is not among them."""
+    """Writes event files, without the configuration."""
 
     package: ClassVar[str] = "tensorboard"
     extra: ClassVar[str] = "train"

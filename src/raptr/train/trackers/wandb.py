@@ -1,8 +1,9 @@
 """Weights & Biases. Nothing leaves the machine unless the environment variable WANDB_MODE is online.
 
-The numbers of every start are kept in `wandb/`, under one id, so that W&B shows them as one run: online at once,
-otherwise after `wandb sync`. Steps that were trained twice, since a kill came after the last checkpoint, are logged
-twice: `step` is a number like the others, not W&B's own count, which never goes back. WANDB_PROJECT names the project.
+The numbers of all starts are kept in `wandb/` under one id, so that W&B shows them as one run: at once if online,
+otherwise after `wandb sync`. Steps that were trained twice, because the run was killed after its last checkpoint, are
+logged twice: `step` is a number like any other, since W&B's own step count cannot go back. WANDB_PROJECT names the
+project.
 """
 
 import os
