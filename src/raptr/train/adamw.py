@@ -2,9 +2,9 @@
 
 Adam's bias correction divides the moments by 1 - β^t, where t is the number of steps that they average over. If a
 tensor's rows (or columns) have taken different numbers of steps, a single t gives updates of the wrong size: with
-β2 = 0.999, the first updates of rows added to a trained tensor would be 3 times too large, rising to 6.5 times. So the
-state `step` of such a tensor has one count for each row: it has as many dimensions as the parameter, all of size 1
-except that of the rows. Rows take different numbers of steps in two cases:
+β2 = 0.999, the first updates of rows added to a trained tensor would have 3 times the right size, rising to 6.5 times.
+So the state `step` of such a tensor has one count for each row: it has as many dimensions as the parameter, all of size
+1 except that of the rows. Rows take different numbers of steps in two cases:
 
 - The model was widened, so some rows are new.
 - Heads or MLP parts that did not run are left alone (`ran`): the weights, moments and counts of their rows stay.

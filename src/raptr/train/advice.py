@@ -1,4 +1,4 @@
-"""Choose a method from measurements: what `method.name: auto` means.
+"""The choice of a method from measurements: what `method.name: auto` means.
 
 `measured.json` holds the results of each method at each model size and length of training, compared with full training.
 `make results` derives it from the records of the comparisons (docs/results/), so a new record changes the choice

@@ -1,4 +1,4 @@
-"""Capture of CUDA graphs that may fail: out of memory, or in code that reads a number back from the GPU."""
+"""Capture of CUDA graphs, which may fail: out of memory, or in code that reads a number back from the GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Capture the operations of the `with` block; if that fails, make sure that later work on the GPU does not.
+    """Capture the operations of the `with` block; if that fails, keep the GPU usable for later work.
 
     After a failure `torch.cuda.graph` leaves its own stream as the current one, and torch 2.11 considers the random
     generator to be capturing until a capture succeeds: dropout, and replays of other graphs, would fail. So a trivial

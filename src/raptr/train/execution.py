@@ -219,7 +219,7 @@ class Gather(Execution):
         alone = self._forward.settings.accumulate == 1
         for parameter, gradient in zip([*self._shared, *matrices, *vectors], gradients, strict=True):
             if parameter.grad is not None:
-                assert not alone  # an earlier one would be the very memory that this gradient was written to
+                assert not alone  # otherwise both would be the same memory
                 parameter.grad += gradient
             else:
                 parameter.grad = gradient if alone else gradient.clone()  # the next call overwrites it

@@ -33,7 +33,7 @@ SEEN = "_raptr_version"  # an attribute of a gradient: its version when `idle` l
 def idle(optimizer: Optimizer, policy: Policy, *, check: bool = True) -> None:
     """Apply the policy to idle parameters; call it before `optimizer.step()`.
 
-    Under `skip`, gradients that were kept as zeros are a ValueError. `check=False` turns this check off, for a loop
+    Under `skip`, gradients that were kept as zeros raise ValueError. `check=False` turns this check off, for a loop
     that is known to drop its gradients and reuses their memory.
     """
     if policy not in get_args(Policy):

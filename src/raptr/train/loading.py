@@ -1,4 +1,4 @@
-"""Loads a run's trained model from nothing but the run's folder."""
+"""Loading a run's trained model from nothing but the run's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,9 +12,9 @@
         at intervals: record, evaluate the full model (also at the end of each stage), save
         if asked to stop: save and leave
 
-Checkpoint `step-N` is the state before step N, and before any growth at N: a run that loads it grows the
-model if step N has a larger shape. Everything else that a step needs is a function of the step, so a run that was
-stopped and resumed equals one that was not.
+Checkpoint `step-N` is the state before step N, and before any growth at N: a run that loads it grows the model if step
+N has a larger shape. Everything else that a step needs is a function of the step, so a run that was stopped and resumed
+equals one that was not.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Measures how long a run will take on this machine, with a few real training steps of each stage on random tokens.
+"""Measuring how long a run will take on this machine: a few real training steps of each stage, on random tokens.
 
 The steps are the run's own (`Trainer`), with its model, optimizer, precision and form of execution. The first steps of
 a stage are not timed, since they compile and allocate. The time of the gradients is scaled by FLOPs: to the mean size

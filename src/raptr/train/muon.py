@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024) for the matrices of the layers and AdamW for everything else, as one optimizer.
 
-A matrix moves along its averaged gradient, after five Newton-Schulz steps in bfloat16 have brought all of its singular
-values near 1. The algorithm and its constants are those of `torch.optim.Muon`, with which a test compares. Differences:
+A matrix moves along its averaged gradient, whose singular values are first brought near 1 by five Newton-Schulz steps
+in bfloat16. The algorithm and its constants are those of `torch.optim.Muon`, with which a test compares. Differences:
 
 - The maps of a fused matrix (query, key and value) are orthogonalised one by one, as in a model that separates them.
 - All matrices of one shape are one batch: a separate product for each is too little work for a GPU.
@@ -74,7 +74,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(updates: list[Tensor]) -> list[Tensor]:
-    """Return the updates, batches of matrices of one shape (N, A, B), with every matrix made nearly orthogonal."""
+    """Return the updates, which are batches of matrices of one shape, with every matrix made nearly orthogonal."""
     x_NAB = torch.cat(updates)
     tall = x_NAB.shape[1] > x_NAB.shape[2]
     x_NAB = x_NAB.mT if tall else x_NAB  # so that the Gram matrix below is the smaller one

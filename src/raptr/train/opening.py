@@ -1,4 +1,4 @@
-"""Opens and checks the prepared text of a run."""
+"""Opening and checking the prepared text of a run."""
 
 from pathlib import Path
 

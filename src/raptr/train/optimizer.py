@@ -167,7 +167,7 @@ def state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the optimizer state by these tensors, KIND.NAME; parameters without any start afresh."""
+    """Replace the optimizer state by these tensors, named KIND.NAME; parameters without any start afresh."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     places = {parameter: place for place, parameter in enumerate(parameters)}
     named = {name: places[parameter] for name, parameter in model.named_parameters()}

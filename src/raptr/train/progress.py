@@ -144,7 +144,8 @@ class TrainingBar:
 def ran(subnetwork: Subnetwork, shape: Shape, target: Shape) -> dict[str, int]:
     """Return how much ran, by axis: the layers, and heads and MLP parts if fewer ran than the final model has.
 
-    `target` is the shape of the final model. One that is still to grow, now of shape `shape`, may run all that it has.
+    `target` is the final model's shape. A model that is still to grow has a smaller `shape`, so its heads may all
+    run and still be fewer.
     """
     lacking = [axis for axis in WIDTHS if getattr(shape, axis) < getattr(target, axis)]
     return {"size": subnetwork.size, **{axis: getattr(shape, axis) for axis in lacking}, **subnetwork.counts}

@@ -1,4 +1,4 @@
-"""Reads numbers of a step back from the device without making steps wait, and measures the time that steps take.
+"""Reading numbers of a step back from the device without making steps wait, and measuring the time of steps.
 
 On a GPU the program runs ahead of the device. A reading is copied to the CPU in the background and returned when the
 next one is taken, so the program is never more than one reading ahead. Its time is measured by the device's own clock,

@@ -1,4 +1,4 @@
-"""Resolves a run's settings from a recipe, a file and options; later ones replace earlier ones."""
+"""Resolving a run's settings from a recipe, a file and options; later ones replace earlier ones."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ def resolve(
     sets: Iterable[str],
     run: Path | None = None,
 ) -> Config:
-    """Return the configuration of a command from options by `section.key` (None: not given) and `sets`, those of --set.
+    """Return a command's configuration; `given` has options by `section.key` (None: not given), `sets` those of --set.
 
     A list under `method.schedule` holds schedules by axis, such as `mlp=1-2-4`; axes that it does not name run whole.
     Naming the method of the recipe or the file changes nothing else; naming another method drops that one's settings.

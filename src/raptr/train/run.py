@@ -194,7 +194,7 @@ class RunFolder:
         kind = TRACKERS.get(self._held.train.tracker)
         if kind is None:
             return
-        if self._tracker is None:  # made now, to know the step: a killed run may have logged later ones already
+        if self._tracker is None:  # made with its first record, whose step it must know
             self._tracker = kind(self.path, self._held.mapping(), record["step"])
         numbers = {key: value for key, value in record.items() if key not in ("kind", "step")}
         numbers = {f"{record['kind']}/{key}": value for key, value in numbers.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""Keeps a run from losing work: a lock on its folder, an orderly stop, and a stop at the first non-finite number."""
+"""Safeguards against losing work: a lock on a run's folder, an orderly stop, an end at the first non-finite number."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Starts a run from an existing model in a folder of `transformers` (`model.start`) instead of random weights.
+"""Starting a run from an existing model in a folder of `transformers` (`model.start`) instead of random weights.
 
 The dimensions come from the folder when the settings are read, with a checksum of its weights, `model.start_sha256`.
 The weights are read at step 0 only: a resumed run reads its checkpoint, and no longer needs the folder.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the exporter imports transformers, which is slow
 
 
 def with_start(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section `model` with family, dimensions and checksum from the folder; refuse others in `settings`.
+    """Return the section `model` with family, dimensions and checksum from the folder; refuse different ones.
 
     If there is a checksum, the folder was read before and is not read again.
     """

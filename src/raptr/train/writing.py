@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background while training goes on.
+"""Writing checkpoints in the background while training goes on.
 
 With `train.async_checkpoints` a save copies the tensors into the CPU's memory, and a thread writes the copies while
 training goes on. One checkpoint is written at a time: the next save and the end of training wait for it, and raise its
