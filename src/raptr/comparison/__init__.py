@@ -1,4 +1,4 @@
-"""Training methods on equal terms: a small YAML becomes runs, and the runs a table and a plot."""
+"""Compare training methods on equal terms: a small YAML file becomes runs, and the runs become tables and a plot."""
 
 from raptr.comparison.run import Asked, Compared, compare, compare_all
 from raptr.comparison.spec import Comparison, read_comparison, read_file

@@ -1,4 +1,4 @@
-"""What the finished runs of a comparison came to, read from their folders."""
+"""Outcomes of a comparison's finished runs, read from their folders."""
 
 import json
 import math
@@ -10,14 +10,14 @@ from typing import Any
 from raptr.report.runs import Run, read_run
 
 RUNS = "runs"
-FULL = "full"  # the entries that all others are compared with: full training, at its whole length and at a reduced one
+FULL = "full"  # the reference entries: full training at its whole length, and at a reduced one
 REDUCED = "full (reduced)"
 OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run came to; `loss` is None where it diverged, at step `diverged`."""
+    """The outcome of a finished run; `loss` is None if the run diverged, in step `diverged`."""
 
     label: str
     peak: float
@@ -26,15 +26,15 @@ class Outcome:
     loss: float | None
     diverged: int | None
     flops: float
-    seconds: float | None  # None: others ran beside it
-    curve: tuple[tuple[int, float, float], ...] = ()  # on the way: step, FLOPs, held-out loss
-    domains: Mapping[str, float] = field(default_factory=dict)  # the final loss on each domain, where there are several
-    denoisers: Mapping[str, float] = field(default_factory=dict)  # the same of each denoiser of UL2
-    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column, where it was judged
+    seconds: float | None  # None: other runs shared the machine
+    curve: tuple[tuple[int, float, float], ...] = ()  # step, FLOPs and held-out loss of each evaluation
+    domains: Mapping[str, float] = field(default_factory=dict)  # the final loss on each domain, if there are several
+    denoisers: Mapping[str, float] = field(default_factory=dict)  # the final loss of each denoiser, with UL2
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column; empty if not scored
 
 
 def read_note(folder: Path) -> dict[str, Any] | None:
-    """What a finished run notes beside its metrics: the step it diverged in, its data, how many ran at once."""
+    """Return a run's `outcome.json` (where it diverged, its data, how many ran at once), or None if unfinished."""
     path = folder / OUTCOME
     if not path.exists():
         return None
@@ -48,7 +48,7 @@ def read_note(folder: Path) -> dict[str, Any] | None:
 
 
 def read_finished(folder: Path, label: str, peak: float, seed: int, steps: int) -> tuple[Run, Outcome] | None:
-    """A run's records and what it came to; None while it is not finished."""
+    """Return a run's records and its outcome, or None while it is not finished."""
     note = read_note(folder)
     if note is None:
         return None

@@ -1,10 +1,10 @@
-"""Where a comparison stands: which runs it wants, which are finished, and its record over these.
+"""The progress of a comparison: which runs it wants, which are finished, and the record of the finished ones.
 
-A run is finished when its folder says so (`outcome.json`), or the comparison's record has it, or another record does:
-one with the same configuration and the same data, whatever its label there.
+A run is finished when its folder says so (`outcome.json`), when the comparison's record has it, or when another record
+has a run with the same configuration and the same data, under whatever label.
 
-A comparison that judges its models by tasks does so seed by seed, the tuning seeds first: one that is stopped has whole
-seeds. Records hold no models, so a run that is to be judged and is known from a record alone is made again.
+A comparison that scores its models on tasks does so seed by seed, the tuning seeds first, so that one that is stopped
+has whole seeds. Records hold no models, so a run that must be scored but is only in a record is trained again.
 """
 
 import json
@@ -45,12 +45,12 @@ NAME = "compare"  # of the files in a comparison's folder
 @final
 @dataclass(frozen=True)
 class WantedRun:
-    """A run of the comparison."""
+    """A run that the comparison wants, and how to train it."""
 
     run: PlannedRun
     folder: Path
-    place: str  # such as 3 of 8
-    data: str  # the fingerprint
+    place: str  # such as "3 of 8"
+    data: str  # the data's fingerprint
     jobs: int
     keep_models: bool
     keep_export: bool = False
@@ -63,7 +63,7 @@ class WantedRun:
         return "finished" if note["diverged"] is None else f"diverged in step {note['diverged']}"
 
     def train(self, stop: StopRequest, console: Console) -> None:
-        """Bring the run to its end, or as far as it comes before a stop."""
+        """Train until the run ends or is asked to stop. A run that ends, even by diverging, is marked as finished."""
         diverged = None
         try:
             if pretrain(self.run.config, self.folder, console=console, stop=stop, advice=False).stopped:
@@ -82,7 +82,7 @@ class WantedRun:
             shutil.rmtree(RunFolder(self.folder).checkpoints, ignore_errors=True)
 
     def refuse_other(self) -> None:
-        """Refuse a folder whose run is not the one wanted."""
+        """Refuse a folder that holds a run with other settings or other data."""
         folder = RunFolder(self.folder)
         if not folder.config.exists():
             return
@@ -99,9 +99,9 @@ class WantedRun:
 
 @final
 class Progress:
-    """Which runs a comparison wants, and which of them are finished; each finished one is read once.
+    """Which runs a comparison wants, and which of them are finished. Each finished run is read once.
 
-    `data` is what the record says of the data. Without it nothing can be trained, and no record's data is compared.
+    `data` describes the data, for the record. Without it nothing can be trained, and records of any data are accepted.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Progress:
         fingerprint = None if data is None else data["fingerprint"]
         self._fingerprint = "" if fingerprint is None else fingerprint
         self._finished: dict[Key, Finished] = {}
-        self._here: set[Key] = set()  # those read from their folders
-        self._judged = 0  # how many of the comparison's rounds are judged
-        found = load_record(self.record) if self.continued else None
-        if found is not None:
-            check_record(self.record, found, comparison.entries, fingerprint)
-            self._finished = {run.key: run for run in read_finished_runs(found)}
-        self._evaluated: Mapping[str, Any] = found["comparison"].get("evaluate", {}) if found is not None else {}
+        self._here: set[Key] = set()  # the runs read from their own folders
+        self._judged = 0  # how many of the comparison's rounds have been scored
+        loaded = load_record(self.record) if self.continued else None
+        if loaded is not None:
+            check_record(self.record, loaded, comparison.entries, fingerprint)
+            self._finished = {run.key: run for run in read_finished_runs(loaded)}
+        self._evaluated: Mapping[str, Any] = loaded["comparison"].get("evaluate", {}) if loaded is not None else {}
         self._wanted = self._search()
         self._sources = others
-        self._seen: dict[Key, int] = {}  # how many of the others' runs were compared with a run
+        self._seen: dict[Key, int] = {}  # for each run, how many runs of other records were compared with it
         self._others = [
             run
             for path in others
@@ -141,33 +141,33 @@ class Progress:
         ]
 
     def check(self) -> None:
-        """Refuse, before anything is trained, to go on with runs that are not those wanted."""
-        for one in self.wanted_runs():
-            one.refuse_other()
+        """Refuse folders and a record whose runs are not the wanted ones, before anything is trained."""
+        for wanted_run in self.wanted_runs():
+            wanted_run.refuse_other()
         if self.continued and self.unfinished():
             check_machine(self.record, self._finished.values(), self.comparison.entries)
-        models = {one.run.key for one in self.wanted_runs() if has_model(one.folder)}
+        models = {wanted_run.run.key for wanted_run in self.wanted_runs() if has_model(wanted_run.folder)}
         if self.comparison.evaluate and any(
             run.outcome.scores and run.key not in models for run in self._finished.values()
         ):
             check_scores(self.record, self._evaluated, self.comparison.given["evaluate"])
 
     def learn(self, other: "Progress", run: PlannedRun) -> None:
-        """Take note of a run that another comparison has just made, if its record is one to take runs from."""
+        """Take note of a run that another comparison has just trained, if this one takes runs from its record."""
         if self._follows(other) and run.key in other._finished:
             self._others.append(other._finished[run.key])
 
     def takes(self, other: "Progress", made: PlannedRun, run: PlannedRun) -> bool:
-        """Whether `made`, which another comparison is making, will stand for `run` here."""
+        """Return whether `made`, which another comparison is training, will serve as `run` here."""
         return self._follows(other) and made.terms == run.terms and not changes(made.config, run.config)
 
     def _follows(self, other: "Progress") -> bool:
-        """Whether another comparison's record is one to take runs from."""
+        """Return whether this comparison takes runs from the other's record."""
         return other is not self and other.record in self._sources and other._fingerprint == self._fingerprint
 
     def wanted_runs(self) -> list[WantedRun]:
-        """Every run that is wanted by now."""
-        # What is finished may make the comparison want more, some of it finished too.
+        """Return every run that is wanted so far."""
+        # Finished runs may make the comparison want more runs, of which some may be finished too.
         while self._read_new(self._wanted):
             self._wanted = self._search()
         runs = self._wanted
@@ -185,37 +185,37 @@ class Progress:
         ]
 
     def unfinished(self) -> list[WantedRun]:
-        """The runs that are wanted and not finished, or finished elsewhere without a model that is wanted here."""
+        """Return the wanted runs that are not finished, or whose models must be trained again to be scored."""
         runs, again = self.wanted_runs(), self._to_retrain_for_scores()
-        return [one for one in runs if one.run.key not in self._finished or one.run.key in again]
+        return [wanted for wanted in runs if wanted.run.key not in self._finished or wanted.run.key in again]
 
     def due(self) -> list[WantedRun]:
         """The unfinished runs that may start now.
 
-        While models of an earlier round wait to be judged, no later seed begins.
+        While models of an earlier round wait to be scored, no run of a later seed starts.
         """
         waiting = self.unfinished()
         if not self.unjudged:
             return waiting
-        return [one for one in waiting if one.run.seed in self._begun]
+        return [wanted for wanted in waiting if wanted.run.seed in self._begun]
 
     @property
     def unjudged(self) -> bool:
-        """Whether models are still to be judged by tasks."""
+        """Whether models remain to be scored on tasks."""
         return bool(self.comparison.evaluate) and self._judged < len(self.comparison.rounds)
 
     @property
     def _begun(self) -> set[int]:
-        """The seeds of this round and of earlier ones."""
+        """The seeds of the current round and of earlier ones."""
         return {seed for group in self.comparison.rounds[: self._judged + 1] for seed in group}
 
     def whole(self, seed: int) -> bool:
-        """Whether every run of this seed is finished that is wanted by now."""
-        return not any(one.run.seed == seed for one in self.unfinished())
+        """Return whether every run of this seed that is wanted so far is finished."""
+        return not any(wanted.run.seed == seed for wanted in self.unfinished())
 
     @property
     def planned(self) -> int:
-        """How many runs there will be, as far as that is known by now."""
+        """The number of runs there will be, as far as it is known yet."""
         known = len(self.wanted_runs())
         return max(known, self.comparison.count) if self.unfinished() else known
 
@@ -224,39 +224,39 @@ class Progress:
         return len(self.wanted_runs()) - len(self.unfinished())
 
     def write(self) -> dict[str, Any] | None:
-        """Write the record over the finished runs, and return it; None where no run is finished."""
+        """Write the record of the finished runs and return it, or return None if no run is finished."""
         assert self._data is not None
-        keys = [one.run.key for one in self.wanted_runs() if one.run.key in self._finished]
-        keys += [key for key in self._finished if key not in keys]  # asked for once: what was measured is kept
+        keys = [wanted.run.key for wanted in self.wanted_runs() if wanted.run.key in self._finished]
+        keys += [key for key in self._finished if key not in keys]  # no longer wanted, but measured
         if not keys:
             return None
         runs = [self._finished[key] for key in keys]
-        made = assembled(self.comparison, runs, finished=self.finished, planned=self.planned, data=self._data)
+        record = assembled(self.comparison, runs, finished=self.finished, planned=self.planned, data=self._data)
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.record, made)
-        return made
+        write_json(self.record, record)
+        return record
 
     def judge(self, stop: StopRequest, console: Console) -> None:
-        """Judge every entry's runs of the round at its best learning rate by the tasks, once all are finished."""
+        """Score the models of this round on the tasks, each entry's at its best rate, once all runs are finished."""
         if not self.unjudged or stop.asked or self.due():
             return
         best, now, wanted = self._best(), self.comparison.rounds[self._judged], {}
-        for one in (one for one in self.wanted_runs() if one.run.seed in self._begun):
-            run, outcome = one.run, self._finished[one.run.key].outcome
+        for wanted_run in (wanted_run for wanted_run in self.wanted_runs() if wanted_run.run.seed in self._begun):
+            run, outcome = wanted_run.run, self._finished[wanted_run.run.key].outcome
             if outcome.loss is None or best[run.entry.label] != run.peak:
                 continue
-            if run.seed not in now and outcome.scores:  # of earlier seeds those where another rate was the best
+            if run.seed not in now and outcome.scores:  # of earlier rounds, only runs whose rate was not the best then
                 continue
-            if has_model(one.folder):
-                wanted[one.folder] = run
+            if has_model(wanted_run.folder):
+                wanted[wanted_run.folder] = run
             elif not outcome.scores:
                 console.print(f"not judged by tasks, since its model was not kept: {run}", markup=False)
 
         def keep(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> None:
             run = wanted[folder]
             console.print(f"judged {run}", highlight=False, markup=False)
-            found = self._finished[run.key]
-            self._finished[run.key] = replace(found, outcome=replace(found.outcome, scores=scores))
+            finished = self._finished[run.key]
+            self._finished[run.key] = replace(finished, outcome=replace(finished.outcome, scores=scores))
             if self.continued:
                 self.write()
 
@@ -265,7 +265,7 @@ class Progress:
             self._judged += 1
 
     def _to_retrain_for_scores(self) -> set[Key]:
-        """The runs whose models are to be judged, but are known from records alone: without scores, and not here."""
+        """Return the runs at best rates that only a record has, without scores: they must be trained again."""
         if not self.comparison.evaluate:
             return set()
         best, tune = self._best(), self.comparison.tune
@@ -274,11 +274,11 @@ class Progress:
         return {run.key for run in ready if best[run.entry.label] == run.peak}
 
     def _lacks_scores(self, run: PlannedRun) -> bool:
-        """Whether a record has the run, which was to be judged and was not."""
-        found = self._finished.get(run.key)
-        if found is None or run.key in self._here or not self.comparison.evaluate:
+        """Return whether only a record has the run, trained to its end but without the scores that are wanted."""
+        finished = self._finished.get(run.key)
+        if finished is None or run.key in self._here or not self.comparison.evaluate:
             return False
-        return found.outcome.loss is not None and not found.outcome.scores
+        return finished.outcome.loss is not None and not finished.outcome.scores
 
     def _best(self) -> dict[str, float | None]:
         by_label: dict[str, dict[float, list[Outcome]]] = {}
@@ -290,22 +290,22 @@ class Progress:
         return wanted(self.comparison, [run.outcome for run in self._finished.values()])
 
     def _read_new(self, runs: Sequence[PlannedRun]) -> bool:
-        """Read the runs that were finished since the last look; whether there were any."""
+        """Read the runs that have finished since the last call, and return whether there are any."""
         before = len(self._finished)
         for run in runs:
             if run.key not in self._finished or self._lacks_scores(run):
-                found = self._read(run)
-                if found is not None:
-                    self._finished[run.key] = found
+                finished = self._read(run)
+                if finished is not None:
+                    self._finished[run.key] = finished
         return len(self._finished) > before
 
     def _read(self, run: PlannedRun) -> Finished | None:
-        """The run from its folder, or from another record."""
-        read = read_finished(self._folder(run), *run.key, run.entry.steps)
-        if read is not None:
-            made, outcome = read
+        """Return the run from its folder, or else from another record; None if neither has it."""
+        in_folder = read_finished(self._folder(run), *run.key, run.entry.steps)
+        if in_folder is not None:
+            trained, outcome = in_folder
             self._here.add(run.key)
-            return Finished(outcome, made.config, made.environment)
+            return Finished(outcome, trained.config, trained.environment)
         unseen = self._others[self._seen.get(run.key, 0) :]
         self._seen[run.key] = len(self._others)
         return next((other.named(run.entry.label) for other in unseen if other.fits(run)), None)

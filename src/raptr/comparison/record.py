@@ -1,7 +1,7 @@
-"""The record of a comparison: every number of its finished runs as JSON, enough to draw its page and to go on from.
+"""The record of a comparison: every number of its finished runs as JSON, enough to draw its page and to resume it.
 
-A run in a record counts as finished although its folder is gone, so a comparison goes on from a small file on another
-machine. A record takes more entries, seeds and learning rates, but no runs with other settings or other data.
+A run in a record counts as finished even if its folder is gone, so one small file is enough to resume a comparison on
+another machine. Entries, seeds and learning rates can be added to a record, but no runs with other settings or data.
 """
 
 import json
@@ -22,7 +22,7 @@ Key = tuple[str, float, int]  # label, peak, seed
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run: what it came to, its configuration, and where it was made."""
+    """A finished run: its outcome, its configuration, and the environment it was trained in."""
 
     outcome: Outcome
     config: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Finished:
         return self.outcome.label, self.outcome.peak, self.outcome.seed
 
     def fits(self, run: PlannedRun) -> bool:
-        """Whether this run was made as `run` would be, under whatever label."""
+        """Return whether this is the run that `run` describes, under whatever label."""
         same = (self.outcome.peak, self.outcome.seed, self.outcome.steps) == run.terms
         return same and not changes(Config.read(self.config), run.config)
 
@@ -42,7 +42,7 @@ class Finished:
 
 
 def load_record(path: Path) -> dict[str, Any] | None:
-    """The record in a file; None where there is no file."""
+    """Return the record in a file, or None if there is no file; ValueError if it holds anything else."""
     if not path.exists():
         return None
     try:
@@ -55,21 +55,21 @@ def load_record(path: Path) -> dict[str, Any] | None:
 
 
 def read_finished_runs(record: Mapping[str, Any]) -> list[Finished]:
-    """The runs of a record, each with its own configuration."""
+    """Return the runs of a record, each with its full configuration."""
     runs = []
     for outcome, run in zip(read_outcomes(record), record["runs"], strict=True):
         config = record["configs"][outcome.label]
-        own = {
+        run_config = {
             **config,
             "optimizer": {**config["optimizer"], "peak": outcome.peak},
             "train": {**config["train"], "seed": outcome.seed},
         }
-        runs.append(Finished(outcome, own, record["environments"][run["environment"]]))
+        runs.append(Finished(outcome, run_config, record["environments"][run["environment"]]))
     return runs
 
 
 def read_outcomes(record: Mapping[str, Any]) -> list[Outcome]:
-    """What the runs of a record came to."""
+    """Return the outcomes of a record's runs."""
     names = {entry.name for entry in fields(Outcome)} - {"curve"}
     return [
         Outcome(
@@ -81,14 +81,14 @@ def read_outcomes(record: Mapping[str, Any]) -> list[Outcome]:
 
 
 def read_rows(record: Mapping[str, Any]) -> list[Row]:
-    """The statistics of a record."""
+    """Return the rows of a record's table, with their statistics."""
     outcomes = read_outcomes(record)
     grids = {label: sorted({run.peak for run in outcomes if run.label == label}) for label in record["configs"]}
     return rows(outcomes, grids, record["full_flops"])
 
 
 def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry], fingerprint: str | None) -> None:
-    """Refuse a record whose runs do not compare with those of `entries` on the data with this fingerprint."""
+    """Refuse a record whose runs do not compare with those of `entries`, or have other data (None: any data)."""
     recorded = record.get("data", {}).get("fingerprint")
     changed = []
     if fingerprint is not None and recorded != fingerprint:
@@ -107,56 +107,56 @@ def check_record(path: Path, record: Mapping[str, Any], entries: Iterable[Entry]
 
 
 def check_machine(path: Path, finished: Iterable[Finished], entries: Iterable[Entry]) -> None:
-    """Refuse to add runs with another device or precision than the entry's runs so far."""
-    made = {run.outcome.label: Config.read(run.config).mapping() for run in finished}
+    """Refuse to add runs on another device, or in another precision, than the runs that an entry already has."""
+    known = {run.outcome.label: Config.read(run.config).mapping() for run in finished}
     for entry in entries:
-        if entry.label in made:
+        if entry.label in known:
             here = entry.config.resolved().mapping()
-            changed = {key: change for key, change in differences(made[entry.label], here).items() if key in ROUNDING}
+            changed = {key: change for key, change in differences(known[entry.label], here).items() if key in ROUNDING}
             if changed:
-                said = "; ".join(f"{key}: {change}" for key, change in changed.items())
+                listed = "; ".join(f"{key}: {change}" for key, change in changed.items())
                 raise ValueError(
-                    f"record is {str(path)!r}, whose runs were made with other arithmetic ({entry.label}: {said}); "
+                    f"record is {str(path)!r}, whose runs were made with other arithmetic ({entry.label}: {listed}); "
                     "go on where they were made, set the same device and precision, or name another record"
                 )
 
 
 def check_scores(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to add scores to those that were made with another section `evaluate`; its data may lie elsewhere."""
+    """Refuse to mix scores of different `evaluate` sections; the paths of their data may differ."""
     before, after = (flat(section, "evaluate.") for section in (was, now))
     names = [name for name in {**before, **after} if not name.endswith(".data")]
     changed = [name for name in names if before.get(name) != after.get(name)]
     if changed:
-        said = "; ".join(f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in changed)
+        listed = "; ".join(f"{name}: was {before.get(name)!r}, now {after.get(name)!r}" for name in changed)
         raise ValueError(
-            f"record is {str(path)!r}, which has scores made in another way ({said}) by models that are not here; "
+            f"record is {str(path)!r}, which has scores made in another way ({listed}) by models that are not here; "
             "go on with the old settings, or name another record"
         )
 
 
 def changes(begun: Config, wanted: Config) -> list[str]:
-    """The settings in which a run that was begun differs from the one that is wanted."""
+    """List the settings in which a run that was begun differs from the one that is wanted."""
     old, new = begun.mapping(), wanted.following(begun).mapping()
     changed = [f"{key}: {change}" for key, change in differences(old, new).items()]
-    judged = [mapping["train"]["eval_samples"] for mapping in (old, new)]
-    if judged[0] != judged[1]:  # free in a run of its own, but losses on other samples do not compare
-        changed.append(f"train.eval_samples: was {judged[0]}, now {judged[1]}")
+    samples = [mapping["train"]["eval_samples"] for mapping in (old, new)]
+    if samples[0] != samples[1]:  # a single run may change this, but losses on different samples do not compare
+        changed.append(f"train.eval_samples: was {samples[0]}, now {samples[1]}")
     return changed
 
 
 def assembled(
     comparison: Comparison, runs: Sequence[Finished], *, finished: int, planned: int, data: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record over these runs; `finished` of `planned` are those that the comparison wants."""
+    """Return the record of these runs. `finished` and `planned` count the runs that the comparison wants."""
     environments: list[Mapping[str, Any]] = []
     configs: dict[str, Mapping[str, Any]] = {}
-    made = []
+    run_dicts = []
     for run in runs:
         if run.environment not in environments:
             environments.append(run.environment)
         configs.setdefault(run.outcome.label, run.config)
         size = _size(run, sum(data["tokens"].values()))
-        made.append({**asdict(run.outcome), **size, "environment": environments.index(run.environment)})
+        run_dicts.append({**asdict(run.outcome), **size, "environment": environments.index(run.environment)})
     record: dict[str, Any] = {
         "comparison": dict(comparison.given),
         "budget": budget(comparison),
@@ -164,9 +164,9 @@ def assembled(
         "planned": planned,
         "full_flops": comparison.full_flops,
         "data": dict(data),
-        "configs": configs,  # of each entry's first run; others have their own peak and seed
+        "configs": configs,  # of each entry's first run; its other runs differ in peak and seed
         "environments": environments,
-        "runs": made,
+        "runs": run_dicts,
     }
     record = plain(record)
     table = read_rows(record)
@@ -175,23 +175,23 @@ def assembled(
 
 
 def budget(comparison: Comparison) -> str:
-    """How long each run is, in a sentence."""
+    """Describe in words how long the runs are."""
     full = next(entry for entry in comparison.entries if entry.label == FULL)
     decay = f"Learning rates decay over the last {full.config.optimizer.decay:.0%} of every run's steps."
-    given = comparison.given.get("flops")
-    if given is not None:
-        said = f"Every entry spends {given:g} of the FLOPs of full training over {full.steps:,} steps"
-        return f"{said}, as nearly as whole steps allow. {decay}"
-    said = f"Every entry takes {full.steps:,} steps"
+    flops = comparison.given.get("flops")
+    if flops is not None:
+        text = f"Every entry spends {flops:g} of the FLOPs of full training over {full.steps:,} steps"
+        return f"{text}, as nearly as whole steps allow. {decay}"
+    text = f"Every entry takes {full.steps:,} steps"
     if comparison.fraction is not None:
         reduced = next(entry for entry in comparison.entries if entry.label == REDUCED)
-        said += f"; {REDUCED} takes {reduced.steps:,} and spends {reduced.flops / full.flops:.3f} of full's FLOPs, "
-        said += f"at most the mean of the entries that cost less, {comparison.fraction:.3f}"
-    return f"{said}. {decay}"
+        text += f"; {REDUCED} takes {reduced.steps:,} and spends {reduced.flops / full.flops:.3f} of full's FLOPs, "
+        text += f"at most the mean of the entries that cost less, {comparison.fraction:.3f}"
+    return f"{text}. {decay}"
 
 
 def _size(run: Finished, unique: int) -> dict[str, Any]:
-    """How large the run's model was, and how much text it saw."""
+    """Return the size of the run's model, and how much text it was trained on."""
     config = Config.read(run.config)
     model = config.dimensions
     weights = model.layers * model.layer_weights(model.shape.heads, model.shape.parts)

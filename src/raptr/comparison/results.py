@@ -1,4 +1,4 @@
-"""What a comparison found: the page, the table and the plot, all drawn from its record (record.py) alone."""
+"""The results of a comparison: its page, tables and plots, all drawn from its record (record.py) alone."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,23 +29,23 @@ MACHINE = ("processor", "gpu", "threads")
 
 
 def redraw(record: Mapping[str, Any], out: Path) -> None:
-    """Make the page and the plot of a comparison's record."""
+    """Write a comparison's page and plots from its record."""
     save(picture(record), out / f"{NAME}.png")
     tasks = out / f"{NAME}-tasks.png"
     if judged(record):
         save(tasks_picture(record), tasks)
     else:
-        tasks.unlink(missing_ok=True)  # of an earlier command, with a section `evaluate`
+        tasks.unlink(missing_ok=True)  # left by an earlier command that had a section `evaluate`
     write_text(out / f"{NAME}.md", _page(record, read_rows(record)))
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """The figure of a comparison's record."""
+    """Return the figure of a comparison's losses."""
     return draw(read_rows(record), read_outcomes(record), record["full_flops"])
 
 
 def tasks_picture(record: Mapping[str, Any]) -> Any:
-    """The scores on tasks, and the losses against their average."""
+    """Return the figure of scores on tasks, and of their average against the held-out loss."""
     table = judged(record)
     models = [
         Scored(row.label, row.loss.mean if row.loss else None, row.scores, _constants(record, row)) for row in table
@@ -56,23 +56,23 @@ def tasks_picture(record: Mapping[str, Any]) -> Any:
 
 
 def judged(record: Mapping[str, Any]) -> list[Row]:
-    """Each entry at its best learning rate, where models that were trained with it have scores on tasks."""
+    """Return each entry's row at its best learning rate, for the entries that have scores on tasks."""
     return [row for row in finals(read_rows(record)) if row.scores]
 
 
 def _single(table: Sequence[Row]) -> list[Row]:
-    """The entries of which one model was judged: the errors of their scores are that model's own."""
+    """Return the rows with one scored model; their errors are that model's own."""
     return [row for row in table if all(score.n == 1 for score in row.scores.values())]
 
 
 def _within(record: Mapping[str, Any]) -> str:
-    """What the interval of one model's score is over; only fine-tuning has a learning rate."""
+    """Return what a single model's interval is taken over. Only scores from fine-tuning have a learning rate."""
     tuned = any("rate" in cell for run in read_outcomes(record) for cell in run.scores.values())
     return "fine-tuning seeds" if tuned else "examples"
 
 
 def _models(record: Mapping[str, Any], row: Row) -> list[Mapping[str, Mapping[str, Any]]]:
-    """The scores of each model of an entry that was judged."""
+    """Return the scores of each scored model of a row."""
     return [run.scores for run in runs_at(read_outcomes(record), row.label, row.peak) if run.scores]
 
 
@@ -81,7 +81,7 @@ def _constants(record: Mapping[str, Any], row: Row) -> dict[str, float]:
 
 
 def shown(record: Mapping[str, Any]) -> Group:
-    """The final table of a comparison's record, for a terminal."""
+    """Return the final table of a comparison for the terminal."""
     table = read_rows(record)
     scores = [about_scores(record)] if judged(record) else []
     caption = " ".join([record["budget"], *notes(table), *scores])
@@ -114,27 +114,27 @@ def _page(record: Mapping[str, Any], table: list[Row]) -> str:
 
 
 def about_scores(record: Mapping[str, Any]) -> str:
-    """What a reader of the scores must know: their errors, what constant answers score, who is no better, edges."""
+    """Explain the scores: their errors, what constant answers score, scores at chance, rates at the edge."""
     table = judged(record)
-    said, low = [_errors(record, table)], []
+    sentences, low = [_errors(record, table)], []
     listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in _constants(record, table[0]).items())
-    said.append(f"The best constant answer scores: {listed}.")
+    sentences.append(f"The best constant answer scores: {listed}.")
     for row in table:
         models = _models(record, row)
         names = [name for name in models[0] if name in row.scores and _at_chance(row, name, models)]
         low += [f"{row.label} on {', '.join(names)}"] if names else []
     if low:
-        said.append(f"At chance, not above the constant answer by more than the error: {'; '.join(low)}.")
+        sentences.append(f"At chance, not above the constant answer by more than the error: {'; '.join(low)}.")
     cells = [cell for run in read_outcomes(record) for cell in run.scores.values()]
     if edges := sum(bool(cell.get("edge")) for cell in cells):
-        said.append(
+        sentences.append(
             f"The best fine-tuning rate was the lowest or the highest tried for {edges} of {len(cells)} scores."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _errors(record: Mapping[str, Any], table: Sequence[Row]) -> str:
-    """What the scores are means over, and what their ± is."""
+    """Explain what the scores are means over, and what their ± means."""
     single = _single(table)
     own = "its error is not known"
     if any(score.interval is not None for row in single for score in row.scores.values()):
@@ -142,27 +142,27 @@ def _errors(record: Mapping[str, Any], table: Sequence[Row]) -> str:
         own = f"± is the 95% interval of that model's score {over}"
     if len(single) == len(table):
         return f"Scores are percent, each of one pretrained model; {own}."
-    said = (
+    text = (
         "Scores are percent, means over the pretraining seeds; ± is a 95% interval, the same for all entries with as "
         f"many seeds: from the variance between pretraining seeds, or that over the {_within(record)} where it is "
         "larger."
     )
     labels = "; ".join(row.label for row in single)
-    return f"{said} Of some entries one model alone was judged ({labels}); there {own}." if single else said
+    return f"{text} Of some entries one model alone was judged ({labels}); there {own}." if single else text
 
 
 def _at_chance(row: Row, name: str, models: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
-    """Whether the score of every model is at chance, or their mean is not above the constant answer by its error."""
+    """Return whether each model's score is at chance, or their mean is not above the constant answer by its error."""
     score = row.scores[name]
-    mean_is = len(models) > 1 and score.mean - (score.interval or 0.0) <= models[0][name]["constant"]
-    return mean_is or all(at_chance(scores[name]) for scores in models)
+    mean_at_chance = len(models) > 1 and score.mean - (score.interval or 0.0) <= models[0][name]["constant"]
+    return mean_at_chance or all(at_chance(scores[name]) for scores in models)
 
 
 def _where(environments: Sequence[Mapping[str, Any]]) -> str:
-    """The machines, versions and commits of the runs."""
+    """List the machines, versions and commits of the runs."""
     shown = ("processor", "gpu", "cores", "threads", "python", "torch", "commit")
     lines = dict.fromkeys(", ".join(f"{key} {e[key]}" for key in shown if e.get(key) is not None) for e in environments)
-    said = "\n".join(f"- {line}" for line in lines)
+    text = "\n".join(f"- {line}" for line in lines)
     if len({tuple(e.get(key) for key in MACHINE) for e in environments}) > 1:
-        said += "\n\nThe runs were made on different machines: their times do not compare."
-    return said
+        text += "\n\nThe runs were made on different machines: their times do not compare."
+    return text

@@ -1,12 +1,12 @@
-"""Runs a comparison: each run an ordinary run folder, made by `pretrain`, in an order of whole seeds.
+"""Run comparisons: each run is an ordinary run folder, trained by `pretrain`, one seed after the other.
 
-    OUT/runs/LABEL-peakP-seedS/   the runs; `outcome.json` in one says that it is finished, or where it diverged
-    OUT/compare.md, .json, .png   the tables, the record and the plot, over the runs that are finished
+    OUT/runs/LABEL-peakP-seedS/   the runs; `outcome.json` marks a finished one, and says where it diverged if it did
+    OUT/compare.md, .json, .png   the tables, the record and the plot of the finished runs
 
-A run that is finished is not run again and one that was stopped goes on, so the same command continues a comparison
-that was stopped or killed. A run that diverges is recorded as such and the comparison goes on.
+Finished runs are not repeated and stopped ones are resumed, so the same command continues a comparison that was stopped
+or killed. A run that diverges is recorded as such, and the comparison goes on.
 
-Several runs at once are processes of their own, which save and leave when this one asks them to, or is gone.
+Several runs at once are separate processes, which save and exit when this process asks them to, or is gone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from raptr.train.workers import PATIENCE, Workers
 
 @dataclass(frozen=True)
 class Compared:
-    """Where a comparison stands: the runs finished of all, and the table over them (None: no run is finished)."""
+    """The state of a comparison: how many of its runs are finished, and their table (None: no run is finished)."""
 
     out: Path
     finished: int
@@ -44,7 +44,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Asked:
-    """A comparison to run: its content, its folder, its record, and records that may have some of its runs already."""
+    """A comparison to run: its content, its folder, its record, and other records to take finished runs from."""
 
     spec: Mapping[str, Any]
     out: Path
@@ -62,11 +62,11 @@ def compare(
     jobs: int = 1,
     console: Console | None = None,
 ) -> Compared:
-    """Run the comparison that `spec` describes (a YAML file, or its content), or go on with the one in `out`.
+    """Run the comparison that `spec` describes (a YAML file, or its content), or resume the one in `out`.
 
-    With `record`, runs in that file count as finished, and each run that ends is added to it. The checkpoints of a run
-    are dropped when it is finished, unless `keep_models` is set. `jobs` runs are made at once, and then no times are
-    given: runs beside each other slow each other down.
+    With `record`, runs in that file count as finished, and each run that ends is added to it. A run's checkpoints are
+    removed when it is finished, unless `keep_models` is set. `jobs` runs are trained at once; with more than one, no
+    times are reported, since concurrent runs slow each other down.
     """
     asked = Asked(read_file(spec) if isinstance(spec, Path) else spec, out, record)
     return compare_all([asked], device=device, keep_models=keep_models, jobs=jobs, console=console)[0]
@@ -81,37 +81,37 @@ def compare_all(
     console: Console | None = None,
     stop: StopRequest | None = None,
 ) -> list[Compared]:
-    """Run several comparisons, earlier ones first; one that waits for its last runs leaves room for the next."""
+    """Run several comparisons, earlier ones first. While one waits for its last runs, the next one's may start."""
     from raptr.comparison.results import redraw  # imports matplotlib, which is slow
 
     if jobs < 1:
         raise ValueError(f"jobs is {jobs}; 1 or more are allowed")
     console, stop = console or Console(stderr=True), stop or StopRequest()
     with ExitStack() as held:
-        comparisons = [read_comparison(one.spec, device=device) for one in asked]
-        for one in asked:
-            refuse_strange(one.out, "comparison", f"{NAME}.md", _ours)
-            refusal = f"out is {str(one.out)!r}, where another process is comparing; wait for it, or name another"
-            held.enter_context(locked(one.out, refusal))
+        comparisons = [read_comparison(request.spec, device=device) for request in asked]
+        for request in asked:
+            refuse_strange(request.out, "comparison", f"{NAME}.md", _ours)
+            refusal = f"out is {str(request.out)!r}, where another process is comparing; wait for it, or name another"
+            held.enter_context(locked(request.out, refusal))
         held.enter_context(stop.listening())
         all_progress = [
             Progress(
                 comparison,
-                one.out,
-                _described(open_data(comparison.entries[0].config, one.out / RUNS / FULL, console)),
-                record=one.record,
-                others=one.others,
+                request.out,
+                _described(open_data(comparison.entries[0].config, request.out / RUNS / FULL, console)),
+                record=request.record,
+                others=request.others,
                 jobs=jobs,
                 keep_models=keep_models,
             )
-            for one, comparison in zip(asked, comparisons, strict=True)
+            for request, comparison in zip(asked, comparisons, strict=True)
         ]
         for progress in all_progress:
             progress.check()
         while not stop.asked:
             for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
                 whole = progress.whole(done.run.seed) and bool(progress.unfinished())
-                record = progress.write() if progress.continued or whole else None  # what a kill leaves
+                record = progress.write() if progress.continued or whole else None  # in case of a kill
                 if record is not None and whole:
                     redraw(record, progress.out)
             for progress in all_progress:
@@ -122,7 +122,7 @@ def compare_all(
 
 
 def _concluded(progress: Progress) -> Compared:
-    """Write the record, the tables and the plot over the runs that are finished."""
+    """Write the record, the tables and the plot of the finished runs."""
     from raptr.comparison.results import redraw, shown  # imports matplotlib, which is slow
 
     record = progress.write()
@@ -134,24 +134,24 @@ def _concluded(progress: Progress) -> Compared:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a comparison that has only begun may have written this into its folder."""
+    """Return whether a comparison that has only begun may have written this path in its folder."""
     return path.name in (LOCK, RUNS) or path.name.lstrip(".").startswith(f"{NAME}.")
 
 
 def _described(store: TokenStore) -> dict[str, Any]:
-    """What a record says of the data."""
+    """Describe the data for the record: its fingerprint, and the training tokens of each domain."""
     tokens = {part.name: part.total("train") for part in store.manifest.domains}
     return {"fingerprint": store.fingerprint, "tokens": tokens}
 
 
 def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, WantedRun]]:
-    """The runs that are not finished, the first comparison's first; later comparisons are looked at only if asked."""
+    """Yield the runs that may start, the first comparison's first. Later comparisons are asked only if need be."""
     return ((progress, wanted) for progress in all_progress for wanted in progress.due())
 
 
 def _share(made: WantedRun, progress: Progress, all_progress: Sequence[Progress]) -> None:
-    """Tell the other comparisons of a run that was just made."""
-    progress.unfinished()  # reads what the run came to
+    """Tell the other comparisons of a run that was just trained."""
+    progress.unfinished()  # reads the run's outcome
     for other in all_progress:
         other.learn(progress, made.run)
 
@@ -163,7 +163,7 @@ def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
 def _one_by_one(
     all_progress: Sequence[Progress], stop: StopRequest, console: Console
 ) -> Iterator[tuple[Progress, WantedRun]]:
-    """Make the runs in turn until asked to stop; gives each that was made."""
+    """Train the runs in turn until asked to stop, and yield each after its training."""
     while not stop.asked and (first := next(_waiting(all_progress), None)):
         progress, wanted = first
         named = _named(progress, all_progress)
@@ -176,7 +176,7 @@ def _one_by_one(
 def _at_once(
     all_progress: Sequence[Progress], stop: StopRequest, console: Console
 ) -> Iterator[tuple[Progress, WantedRun]]:
-    """Make the runs in several processes until asked to stop; gives each that was made."""
+    """Train the runs in several processes until asked to stop, and yield each after its training."""
     first = next(_waiting(all_progress), None)
     if first is None:
         return
@@ -195,7 +195,7 @@ def _at_once(
                     yield progress, wanted
 
         def submit() -> None:
-            # No more than can run at once: a run that is wanted later may belong before those that are wanted now.
+            # Submit no more than can run at once: a run that becomes wanted later may have to go before these.
             for one in islice(fresh(), jobs - len(running)):
                 submitted.add(one[1].folder)
                 running[workers.submit(_make, one[1])] = one
@@ -205,8 +205,8 @@ def _at_once(
             for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
                 progress, wanted = running.pop(future)
                 future.result()
-                said = f"{_named(progress, all_progress)}run {wanted.place} {wanted.state}: {escape(str(wanted.run))}"
-                bar.console.print(said, highlight=False)
+                line = f"{_named(progress, all_progress)}run {wanted.place} {wanted.state}: {escape(str(wanted.run))}"
+                bar.console.print(line, highlight=False)
                 _share(wanted, progress, all_progress)
                 submit()
                 counted = [(one.finished, one.planned) for one in all_progress]

@@ -1,7 +1,7 @@
-"""Which runs a comparison wants, as a pure function of what its finished runs came to.
+"""Which runs a comparison wants, as a pure function of the outcomes of its finished runs.
 
-An entry's learning rates are compared on the tuning seeds. When all of these runs are finished, the grid is widened by
-a factor of two where its best rate lies at its edge (`widen`), and then the other seeds run at the best rate only.
+An entry's learning rates are compared on the tuning seeds. Once all of these runs are finished and the best rate lies
+at the edge of the grid, `widen` extends the grid by a factor of two. The other seeds run at the final best rate only.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from raptr.evaluation.grid import widened
 
 
 def wanted(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[PlannedRun]:
-    """Every run that is wanted by now, seed by seed, so that a comparison that was stopped has whole seeds."""
+    """Return every run that is wanted so far, seed by seed, so that a comparison that is stopped has whole seeds."""
     tuning, others = list(comparison.tune), [seed for seed in comparison.seeds if seed not in comparison.tune]
     searched = {entry.label: _search(comparison, entry, outcomes) for entry in comparison.entries}
     runs = [
@@ -30,10 +30,10 @@ def wanted(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[PlannedR
 
 
 def _search(comparison: Comparison, entry: Entry, outcomes: Sequence[Outcome]) -> tuple[list[float], float | None]:
-    """The learning rates to try on the tuning seeds, and the best one once all are tried."""
+    """Return the rates to try on the tuning seeds, and the best one; None until all are tried, or if all diverged."""
     peaks = list(entry.peaks)
     while True:
-        # Of the seeds, best_peak takes those that all rates have: the tuning seeds.
+        # best_peak compares over the seeds that all rates have, which here are the tuning seeds.
         by_peak = {peak: runs_at(outcomes, entry.label, peak) for peak in peaks}
         if not all(set(comparison.tune) <= {run.seed for run in runs} for runs in by_peak.values()):
             return peaks, None

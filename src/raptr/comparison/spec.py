@@ -1,27 +1,28 @@
-"""A comparison as it is written in YAML, checked and solved: which runs there are, and how long each one is.
+"""A comparison's YAML file: read it, check it, and turn budgets into numbers of steps.
 
-    recipe: demo                      optional: settings start from a recipe's
+    recipe: demo                      optional: the recipe whose settings are the defaults
     settings:                         sections as in any config.yaml
       train: {steps: 2000, batch: 64}
     seeds: [0, 1, 2]
-    peaks: [5.0e-4, 1.0e-3, 2.0e-3]   optional: the learning rates of every entry that names none
-    tune: [0]                         optional: the seeds on which learning rates are compared; others run at the best
+    peaks: [5.0e-4, 1.0e-3, 2.0e-3]   optional: the learning rates of every entry that has no `peaks` itself
+    tune: [0]                         optional: compare learning rates on these seeds; the other seeds run at the best
     widen: true                       optional: extend a grid by factors of two until its best rate lies inside
     flops: 0.75                       optional: every entry gets this fraction of full training's FLOPs
-    evaluate: {...}                   optional: judge the models by tasks; see tasks.py
-    entries:                          a method each, as under `method` in config.yaml
+    evaluate: {...}                   optional: score the models on tasks; see tasks.py
+    entries:                          one method each, as under `method` in config.yaml
       full: {name: full}
       raptr: {name: raptr, schedule: 6-8-10-12}
       zeros: {name: raptr, optimizer: {idle: zero}, peaks: [1.0e-3]}
       wide: {name: raptr, model: {init: fan-in}}
 
-Without `flops` every entry takes train.steps steps and spends what it spends. With it, every entry takes as many steps
-as its budget pays for, by the closed form of its whole plan, expected FLOPs where it draws at random. A shorter full
-training is always there too, `full (reduced)`, since that is what a cheaper method must beat: at the budget, or,
-without one, at the mean FLOPs of the entries that cost less than full training. The warm-up lasts as many steps in
-every run; the decay lasts the same fraction of each run's own steps, and every learning rate has decayed at its end.
+Without `flops` every entry trains for train.steps steps, whatever that costs. With `flops` every entry but full
+training gets as many steps as the budget pays for. The cost of its whole plan is computed in closed form, with expected
+FLOPs for methods that draw at random. A cheaper method must beat a shorter full training, so this is added as
+`full (reduced)`: at the budget or, without one, at the mean FLOPs of the entries that cost less than full training. The
+warm-up has the same number of steps in every run. The decay covers the same fraction of each run's own steps, so every
+learning rate has decayed when its run ends.
 
-Which runs there are can depend on what others came to (`tune`, `widen`): see search.py.
+With `tune` or `widen`, some runs depend on the results of others: see search.py.
 """
 
 import re
@@ -48,14 +49,14 @@ from raptr.train.flops import planned_flops
 from raptr.train.resolve import check_vocabulary, with_warmup
 
 SECTIONS = ("model", "data", "objective", "optimizer", "train")
-OWN_MODEL = ("init", "residual_multiplier", "norm_scaling")  # settings of the model that an entry may have of its own
-LONGEST = 150  # bytes of a label in the name of a run's folder; with rate and seed, file systems allow 255
-TOLERANCE = 1e-9  # a budget counts as kept within this relative error
+OWN_MODEL = ("init", "residual_multiplier", "norm_scaling")  # the settings of the model in which entries may differ
+LONGEST = 150  # bytes of a label in a run folder's name; file systems allow 255, and rate and seed are appended
+TOLERANCE = 1e-9  # the relative error within which a budget counts as kept
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the comparison: a configuration at its number of steps, the rates to try, a run's planned FLOPs."""
+    """One line of the comparison: a configuration with its steps, the rates to try, and one run's planned FLOPs."""
 
     label: str
     config: Config
@@ -81,12 +82,12 @@ class PlannedRun:
 
     @property
     def key(self) -> tuple[str, float, int]:
-        """What tells the runs of a comparison apart: label, learning rate, seed."""
+        """Label, learning rate and seed, which identify the run within its comparison."""
         return self.entry.label, self.peak, self.seed
 
     @property
     def terms(self) -> tuple[float, int, int]:
-        """What the same run has in every comparison, beside its configuration: learning rate, seed, steps."""
+        """Learning rate, seed and steps. With the configuration they identify the same run in any comparison."""
         return self.peak, self.seed, self.entry.steps
 
     @property
@@ -97,7 +98,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison; `fraction` is the cost of the reduced full run, None where there is none."""
+    """A checked comparison. `fraction` is the relative cost of reduced full training, None if that is left out."""
 
     given: Mapping[str, Any]
     entries: tuple[Entry, ...]
@@ -110,13 +111,13 @@ class Comparison:
 
     @property
     def count(self) -> int:
-        """How many runs there are if no grid is widened."""
+        """The number of runs if no grid is widened."""
         others = len(self.seeds) - len(self.tune)
         return sum(len(entry.peaks) * len(self.tune) + others for entry in self.entries)
 
     @property
     def rounds(self) -> list[tuple[int, ...]]:
-        """The seeds in the order in which models are judged: those on which learning rates are compared, then each."""
+        """Groups of seeds, in the order in which models are scored: the tuning seeds together, then each other seed."""
         return [self.tune, *((seed,) for seed in self.seeds if seed not in self.tune)]
 
     @property
@@ -125,7 +126,7 @@ class Comparison:
         return sum(entry.flops * (len(entry.peaks) * len(self.tune) + others) for entry in self.entries)
 
     def table(self) -> Table:
-        """The entries for a terminal, before anything is trained."""
+        """Return a table of the entries for the terminal, shown before anything is trained."""
         title = f"{self.count} runs{', or more' if self.widen else ''}, with seeds {', '.join(map(str, self.seeds))}"
         table = Table(title=title, box=SIMPLE)
         for column in ("entry", "peaks", "steps", "FLOPs"):
@@ -147,7 +148,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Spec:
-    """The keys of the file."""
+    """The keys of the YAML file, with their defaults."""
 
     entries: Mapping[str, Any]
     recipe: str | None = None
@@ -175,26 +176,26 @@ class _Spec:
 
 @dataclass(frozen=True)
 class _Own:
-    """What an entry may have beside its method's settings."""
+    """Keys that an entry may have besides its method's settings."""
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    model: Mapping[str, Any] = field(default_factory=dict)  # of OWN_MODEL alone: entries share the dimensions
+    model: Mapping[str, Any] = field(default_factory=dict)  # only OWN_MODEL: all entries share the model's dimensions
     precision: Precision | None = None
     peaks: tuple[float, ...] | None = None
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A comparison's YAML file as it stands there."""
-    given = read_yaml(path, "comparison")
-    if given is None:
+    """Read a comparison's YAML file, which must hold a mapping."""
+    content = read_yaml(path, "comparison")
+    if content is None:
         raise ValueError(f"comparison {str(path)!r} is empty; a mapping with settings and entries is needed")
-    if not isinstance(given, dict):
-        raise ValueError(f"comparison {str(path)!r} is {given!r}; a mapping with settings and entries is allowed")
-    return given
+    if not isinstance(content, dict):
+        raise ValueError(f"comparison {str(path)!r} is {content!r}; a mapping with settings and entries is allowed")
+    return content
 
 
 def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> Comparison:
-    """Check a comparison, solve its budgets and build the configuration of every run; unknown keys are errors."""
+    """Check a comparison, solve its budgets and build the configuration of every run. Unknown keys are ValueErrors."""
     spec = read(_Spec, given)
     base = _base(spec, device)
     vocabulary = base.vocabulary_size()
@@ -230,7 +231,7 @@ def read_comparison(given: Mapping[str, Any], *, device: str | None = None) -> C
 
 
 def _check_export(entry: Entry) -> None:
-    """Refuse an entry whose trained models no evaluation can load."""
+    """Refuse an entry whose trained models cannot be exported, since tasks are scored on exports."""
     from raptr.train.exporting import judged  # imports transformers, which is slow
 
     try:
@@ -241,7 +242,7 @@ def _check_export(entry: Entry) -> None:
 
 
 def affordable(cost: Callable[[int], float], budget: float, start: int) -> int:
-    """The largest number of steps that costs no more than `budget`, searched from `start`; more steps cost more."""
+    """Return the most steps that cost at most `budget`, searching from `start`; `cost` must increase with the steps."""
     budget *= 1 + TOLERANCE
     low, high = start, start + 1
     while cost(high) <= budget:
@@ -255,16 +256,16 @@ def affordable(cost: Callable[[int], float], budget: float, start: int) -> int:
 
 
 def cost(config: Config, vocabulary: int, steps: int) -> float:
-    """The whole model's FLOPs of a run of `steps` steps, planned."""
+    """Return the planned FLOPs of the whole model for a run of `steps` steps."""
     dimensions = config.model.build(vocabulary, config.data.length)
-    # The learning rate costs nothing, and a trial of few steps has no room for its warm-up and decay.
+    # The learning rate does not change the cost, and a trial with few steps has no room for warm-up and decay.
     plain = replace(config, optimizer=replace(config.optimizer, warmup=0, decay=0.0))
     method = at(plain, steps=steps).make_method()
     return planned_flops(dimensions, method, **config.step_load).total
 
 
 def at(config: Config, *, steps: int | None = None, peak: float | None = None, seed: int | None = None) -> Config:
-    """The same configuration with another number of steps, learning rate or seed."""
+    """Return a copy of the configuration with another number of steps, peak learning rate or seed; None: the same."""
     train = replace(
         config.train,
         steps=config.train.steps if steps is None else steps,
@@ -275,12 +276,12 @@ def at(config: Config, *, steps: int | None = None, peak: float | None = None, s
 
 
 def slug(label: str) -> str:
-    """The label as part of a folder's name."""
+    """Return the label as part of a folder's name, with hyphens for all but letters, digits, `_` and `.`."""
     return re.sub(r"[^\w.]+", "-", label).strip("-.")
 
 
 def _base(spec: _Spec, device: str | None) -> Config:
-    """The settings that all entries share."""
+    """Return the configuration that all entries share, with full training as its method."""
     recipe = RECIPES[spec.recipe]() if spec.recipe else {}
     for section, given in spec.settings.items():
         if section not in SECTIONS:
@@ -304,13 +305,13 @@ def _base(spec: _Spec, device: str | None) -> Config:
 
 
 def _entries(spec: _Spec, base: Config, vocabulary: int) -> dict[str, Entry]:
-    """Every entry at train.steps steps, full training first where it is not given."""
-    given = dict(spec.entries) if FULL in spec.entries else {FULL: {"name": FULL}, **spec.entries}
-    entries = {label: _entry(label, values, spec, base, vocabulary) for label, values in given.items()}
+    """Return every entry at train.steps steps; full training is added in front if it is not listed."""
+    by_label = dict(spec.entries) if FULL in spec.entries else {FULL: {"name": FULL}, **spec.entries}
+    entries = {label: _entry(label, values, spec, base, vocabulary) for label, values in by_label.items()}
     if entries[FULL].config.method["name"] != FULL:
-        raise ValueError(f"entries.full is the method {given[FULL]['name']!r}; under this name only full is allowed")
-    names = Counter(slug(label) for label in (*given, REDUCED))
-    for label in given:
+        raise ValueError(f"entries.full is the method {by_label[FULL]['name']!r}; under this name only full is allowed")
+    names = Counter(slug(label) for label in (*by_label, REDUCED))
+    for label in by_label:
         if not slug(label) or names[slug(label)] > 1:
             raise ValueError(
                 f"entries has {label!r}, whose folder {slug(label)!r} is taken or empty; "
@@ -328,17 +329,17 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
         raise ValueError(f"entries has {label!r}; a text is allowed as an entry's label")
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ValueError(f"entries.{label} is {given!r}; a mapping with a method's name is allowed, as {{name: full}}")
-    owned = [entry.name for entry in fields(_Own)]
+    extra_keys = [entry.name for entry in fields(_Own)]
     if given["name"] == AUTO:
         raise ValueError(f"entries.{label}.name is auto; a comparison names its methods: {', '.join(METHODS)}")
     check_choice(f"entries.{label}.name", given["name"], METHODS)
-    allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *owned]
+    allowed = ["name", *sorted(METHODS[given["name"]].own_settings()), *extra_keys]
     for key in given:
         if key not in allowed:
             raise ValueError(
                 f"entries.{label}.{key} is no setting; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
             )
-    own = read(_Own, {key: given[key] for key in owned if key in given}, f"entries.{label}.")
+    own = read(_Own, {key: given[key] for key in extra_keys if key in given}, f"entries.{label}.")
     _check_list(f"entries.{label}.peaks", own.peaks)
     for key, place in (("peak", f"entries.{label}.peaks"), ("decay", "settings.optimizer.decay, for all entries")):
         if key in own.optimizer:
@@ -349,7 +350,7 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
                 f"entries.{label}.model.{key} is {own.model[key]!r}; only {', '.join(OWN_MODEL)} may differ "
                 f"between entries. Set it for all of them, by settings.model.{key}."
             )
-    method = {key: value for key, value in given.items() if key not in owned}
+    method = {key: value for key, value in given.items() if key not in extra_keys}
     optimizer = {**asdict(base.optimizer), **own.optimizer}
     try:
         shared = base.mapping()
@@ -364,7 +365,7 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
 
 
 def _solved(entry: Entry, budget: float, vocabulary: int) -> Entry:
-    """The entry with as many steps as the budget pays for."""
+    """Return the entry with as many steps as the budget pays for."""
     priced = partial(cost, entry.config, vocabulary)
     try:
         steps = affordable(priced, budget, entry.steps)

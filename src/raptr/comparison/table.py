@@ -1,8 +1,8 @@
-"""The statistics of a comparison and its tables.
+"""Statistics and tables of a comparison.
 
-A row is an entry at one learning rate: the mean over seeds with its 95% interval, and the paired differences to full
+A row is an entry at one learning rate: its mean over seeds with a 95% interval, and its paired differences to full
 training and to reduced full training, each at its best learning rate, over the seeds that both have finished. An
-entry's best learning rate has the lowest mean loss over the seeds that all its learning rates have finished; one at
+entry's best learning rate has the lowest mean loss over the seeds that all its learning rates have finished; a rate at
 which a run diverged is never the best.
 """
 
@@ -26,13 +26,13 @@ from raptr.report.units import duration
 
 @dataclass(frozen=True)
 class Row:
-    """An entry at one learning rate; costs are also given relative to full training's."""
+    """An entry at one learning rate. FLOPs are relative to full training's; times are given both ways."""
 
     label: str
     peak: float
     steps: int
     loss: Mean | None
-    diverged: Mapping[int, int]  # the seeds that did, and in which step
+    diverged: Mapping[int, int]  # by seed: the step in which its run diverged
     flops: float | None
     seconds: float | None
     relative_time: float | None
@@ -40,22 +40,22 @@ class Row:
     to_reduced: Mean | None
     best: bool
     edge: bool  # the best learning rate is the lowest or the highest that was tried
-    denoisers: Mapping[str, Mean] = field(default_factory=dict)  # the loss of each, with UL2
-    scores: Mapping[str, Mean] = field(default_factory=dict)  # on tasks, and their average; n counts models
+    denoisers: Mapping[str, Mean] = field(default_factory=dict)  # the loss of each denoiser, with UL2
+    scores: Mapping[str, Mean] = field(default_factory=dict)  # on each task, and their average; n counts models
 
 
 def rows(outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], full_flops: float) -> list[Row]:
-    """A row for every entry and learning rate that has a finished run, in the order of `grids`."""
+    """Return a row for every entry and learning rate that has a finished run, in the order of `grids`."""
     table = {label: {peak: runs_at(outcomes, label, peak) for peak in grid} for label, grid in grids.items()}
     best = {label: best_peak(by_peak) for label, by_peak in table.items()}
     references = {label: table[label][peak] for label in (FULL, REDUCED) if (peak := best.get(label)) is not None}
     full_seconds = _seconds(references.get(FULL, ()))
     finished = {(label, peak): runs for label, by_peak in table.items() for peak, runs in by_peak.items() if runs}
     scores = dict(zip(finished, _scores(list(finished.values())), strict=True))
-    made = []
+    result = []
     for (label, peak), runs in finished.items():
         by_peak, seconds = table[label], _seconds(runs)
-        made.append(
+        result.append(
             Row(
                 label=label,
                 peak=peak,
@@ -73,25 +73,25 @@ def rows(outcomes: Sequence[Outcome], grids: Mapping[str, Sequence[float]], full
                 scores=scores[label, peak],
             )
         )
-    return made
+    return result
 
 
 def _denoisers(runs: Sequence[Outcome]) -> dict[str, Mean]:
     names = dict.fromkeys(name for run in runs for name in run.denoisers)
     means = {name: mean(run.denoisers[name] for run in runs if name in run.denoisers) for name in names}
-    return {name: found for name, found in means.items() if found is not None}
+    return {name: value for name, value in means.items() if value is not None}
 
 
 def _score_columns(outcomes: Iterable[Outcome]) -> list[str]:
-    """The tasks on which every run was judged that was judged on any."""
+    """Return the tasks on which every scored run was scored."""
     judged = [run.scores for run in outcomes if run.scores]
     return [name for name in judged[0] if all(name in scores for scores in judged)] if judged else []
 
 
 def _scores(runs: Sequence[Sequence[Outcome]]) -> list[dict[str, Mean]]:
-    """Each row's means over seeds on every task, and of the seeds' averages; n counts models.
+    """Return each row's mean score over seeds on every task, and the mean of the seeds' averages; n counts models.
 
-    Of a single model the errors are those of its own scores; the others' are pooled (`statistics.pooled`).
+    A row with one model has that model's own errors; the other rows' errors are pooled (`statistics.pooled`).
     """
     tasks = _score_columns(run for row in runs for run in row)
     if not tasks:
@@ -100,23 +100,26 @@ def _scores(runs: Sequence[Sequence[Outcome]]) -> list[dict[str, Mean]]:
     judged = [[_own(run.scores, tasks) for run in row if run.scores] for row in runs]
     several = [models if len(models) > 1 else [] for models in judged]
     columns = [pooled([[model[number] for model in row] for row in several]) for number in range(len(names))]
-    made = []
+    result = []
     for place, models in enumerate(judged):
         means: Sequence[Mean | None] = [column[place] for column in columns]
         if len(models) == 1:
             means = [replace(score, n=1) for score in models[0]]
-        made.append({name: found for name, found in zip(names, means, strict=False) if found is not None})
-    return made
+        result.append({name: value for name, value in zip(names, means, strict=False) if value is not None})
+    return result
 
 
 def _own(scores: Mapping[str, Mapping[str, Any]], tasks: Sequence[str]) -> list[Mean]:
-    """The scores of a model with their own errors, and their average."""
-    own = [Mean(scores[name]["score"], scores[name].get("interval"), scores[name].get("n", 1)) for name in tasks]
-    return [*own, averaged(own)]
+    """Return a model's scores with their own errors, and their average."""
+    means = [Mean(scores[name]["score"], scores[name].get("interval"), scores[name].get("n", 1)) for name in tasks]
+    return [*means, averaged(means)]
 
 
 def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
-    """The learning rate with the lowest mean loss over the seeds that all have; never one at which a run diverged."""
+    """Return the learning rate with the lowest mean loss over the seeds that all rates have.
+
+    A rate at which a run diverged is never the best. None if there is no other rate, or no seed that all rates have.
+    """
     losses = {
         peak: {run.seed: math.inf if run.loss is None else run.loss for run in runs}
         for peak, runs in by_peak.items()
@@ -129,24 +132,24 @@ def best_peak(by_peak: Mapping[float, Sequence[Outcome]]) -> float | None:
 
 
 def difference(runs: Iterable[Outcome], reference: Iterable[Outcome]) -> Mean | None:
-    """The mean of the losses less the reference's of the same seed."""
+    """Return the mean difference to the reference's losses, paired by seed; None without a common seed."""
     base = {run.seed: run.loss for run in reference}
     pairs = ((run.loss, base.get(run.seed)) for run in runs)
     return mean(loss - other for loss, other in pairs if loss is not None and other is not None)
 
 
 def markdown(table: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     return markdown_table(_columns(table), table)
 
 
 def tasks_markdown(table: Sequence[Row]) -> str:
-    """The rows' scores on tasks as a Markdown table."""
+    """Return the rows' scores on tasks as a Markdown table."""
     return markdown_table(_task_columns(table), table)
 
 
 def denoisers_markdown(table: Sequence[Row]) -> str:
-    """The rows' held-out losses of each denoiser as a Markdown table."""
+    """Return the rows' held-out losses by denoiser as a Markdown table."""
     names = dict.fromkeys(name for row in table for name in row.denoisers)
     columns: list[Column[Row]] = [
         Column("entry", lambda row: row.label, text=True),
@@ -157,7 +160,7 @@ def denoisers_markdown(table: Sequence[Row]) -> str:
 
 
 def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
-    """The rows as a table for the terminal, their scores on tasks as another, and what must be known about them."""
+    """Return tables for the terminal: the rows, their scores on tasks if there are any, and the caption."""
     judged = (
         [_rich(table, _task_columns(table), "Scores on tasks, percent")] if any(row.scores for row in table) else []
     )
@@ -165,35 +168,37 @@ def rich_table(table: Sequence[Row], title: str, caption: str) -> Group:
 
 
 def _rich(table: Sequence[Row], columns: Sequence[Column[Row]], title: str) -> Table:
-    made = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    result = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
         justify: Literal["left", "right"] = "left" if column.text else "right"
-        made.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
+        result.add_column(column.heading, justify=justify, overflow="fold", min_width=10 if column.text else None)
     for row in table:
-        made.add_row(*(Text(column.cell(row)) for column in columns))
-    return made
+        result.add_row(*(Text(column.cell(row)) for column in columns))
+    return result
 
 
 def notes(table: Sequence[Row]) -> list[str]:
-    """What a reader of the table must know about its marks."""
+    """Return the sentences that explain the table's marks."""
     ratio = "; ratio is that of times to full's" if timed(table) else ""
-    said = [f"± is a 95% interval over the seeds (Student's t); differences are paired by seed{ratio}."]
+    sentences = [f"± is a 95% interval over the seeds (Student's t); differences are paired by seed{ratio}."]
     if any(row.edge for row in table):
-        said.append("Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss.")
+        sentences.append(
+            "Marked *: the best learning rate lies at the edge of its grid; a wider one may give a lower loss."
+        )
     for row in table:
         steps = ", ".join(f"seed {seed} in step {step:,}" for seed, step in sorted(row.diverged.items()))
         if steps:
-            said.append(f"Diverged: {row.label} at peak {row.peak:g}, {steps}.")
-    return said
+            sentences.append(f"Diverged: {row.label} at peak {row.peak:g}, {steps}.")
+    return sentences
 
 
 def timed(table: Sequence[Row]) -> bool:
-    """Whether any run had the machine to itself, so that its time says something."""
+    """Return whether any run had the machine to itself, so that its time is meaningful."""
     return any(row.seconds is not None for row in table)
 
 
 def finals(table: Sequence[Row]) -> list[Row]:
-    """Each entry at its best learning rate; at the lowest where it diverged at every one."""
+    """Return each entry's row at its best learning rate, or at its lowest rate if it has no best one."""
     chosen: dict[str, Row] = {}
     for row in sorted(table, key=lambda row: row.peak):
         if row.best or row.label not in chosen:
@@ -220,7 +225,7 @@ def _columns(table: Sequence[Row]) -> list[Column[Row]]:
 
 
 def _task_columns(table: Sequence[Row]) -> list[Column[Row]]:
-    """As in the paper: what an entry cost, its loss, its score on each task, and their average."""
+    """Return the columns, as in the paper: an entry's cost, its loss, its score on each task, and their average."""
     names = next((list(row.scores) for row in table if row.scores), [])
     return [
         Column("entry", lambda row: row.label, text=True),
@@ -231,7 +236,7 @@ def _task_columns(table: Sequence[Row]) -> list[Column[Row]]:
 
 
 def runs_at(outcomes: Iterable[Outcome], label: str, peak: float) -> list[Outcome]:
-    """The runs of an entry at one learning rate."""
+    """Return an entry's runs at one learning rate."""
     return [run for run in outcomes if (run.label, run.peak) == (label, peak)]
 
 

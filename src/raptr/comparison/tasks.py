@@ -1,11 +1,11 @@
-"""A comparison judged by tasks: the section `evaluate` of its file.
+"""Scores on tasks in a comparison: the section `evaluate` of its YAML file.
 
     evaluate:
-      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; and see `Finetune`
+      finetune: {data: glue, tasks: [mnli, qnli, sst2], seeds: 3}       encoders; more keys: `Finetune`
       fewshot: {data: fewshot, tasks: [paper], shots: [1], examples: 200}      decoders
 
-The model of every run is kept as an export in its folder. Each entry is judged at its best learning rate, seed by seed
-(progress.py); what was judged before is not judged again.
+The model of every run is kept as an export in its folder. Each entry is scored at its best learning rate, seed by seed
+(progress.py). Finished evaluations are not repeated.
 """
 
 import re
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from raptr.evaluation.finetuning import Request
     from raptr.evaluation.jobs import Judged
 
-Scores: TypeAlias = dict[str, dict[str, Any]]  # of a model, by column
+Scores: TypeAlias = dict[str, dict[str, Any]]  # of one model, by column
 KINDS = ("finetune", "fewshot")
-ENCODERS = "mlm"  # the objective of models that are fine-tuned; others go on with a text
+ENCODERS = "mlm"  # the objective of models that are fine-tuned; all others are decoders
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """The section `finetune`; what stands beside these keys are the recipe's."""
+    """The section `finetune`. Any further keys in it belong to the recipe (`Recipe`)."""
 
     data: str
     tasks: tuple[str, ...] = ("mnli", "qnli", "sst2")
@@ -44,12 +44,12 @@ class Finetune:
     seeds: int = 3
     tune: int | None = None
     widen: bool = False
-    text: tuple[str, ...] = ()  # columns, and the dev file, where they are not found
+    text: tuple[str, ...] = ()  # text, label, dev: columns and the dev file; looked for if not given
     label: str | None = None
     dev: str | None = None
 
     def request(self, model: Path, task: str, out: Path, recipe: Mapping[str, Any]) -> "Request":
-        """What is asked of a model."""
+        """Return the request to fine-tune one model on one task."""
         from raptr.evaluation.finetuning import Request
         from raptr.evaluation.tuning import Recipe  # imports transformers, which is slow
 
@@ -71,7 +71,7 @@ class Finetune:
 
 @dataclass(frozen=True)
 class Fewshot:
-    """The section `fewshot`; attention is that of training unless it is given."""
+    """The section `fewshot`; attention is as in training unless it is set."""
 
     data: str
     tasks: tuple[str, ...] = ("paper",)
@@ -82,7 +82,7 @@ class Fewshot:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """What a comparison asks of its models; nothing where neither is given."""
+    """The evaluations that a comparison asks for; false if it asks for none."""
 
     finetune: Finetune | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Evaluate:
 
 
 def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
-    """Check the section before anything is trained: its keys, the data, the extra, the kind and size of model."""
+    """Read the section, and check its keys, its data, the extra and the models before anything is trained."""
     for key in given:
         if key not in KINDS:
             raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
@@ -155,11 +155,11 @@ def _check_list(name: str, listed: Sequence[object]) -> None:
 
 @contextmanager
 def _named(section: str) -> Iterator[None]:
-    """Errors that name an option of a command name the setting instead."""
+    """Make errors that name a command's option name the setting instead."""
     try:
         yield
     except ValueError as error:
-        listed = re.sub("^--(rate|task) is", r"--\1s has", str(error))  # options for one of a list
+        listed = re.sub("^--(rate|task) is", r"--\1s has", str(error))  # options of one list element each
         raise ValueError(re.sub("^--", f"{section}.", listed)) from None
 
 
@@ -173,9 +173,9 @@ def judge(
     console: Console,
     on_judged: Callable[[Path, Scores], None],
 ) -> bool:
-    """Judge the models of these runs, and tell the scores of each that is judged on all tasks; whether all are.
+    """Score the models of these runs on the tasks; return False if a stop came before all were scored.
 
-    `config` is that of any of the runs.
+    `on_judged` gets each run, with its scores, once it is scored on all tasks. `config` may be that of any of the runs.
     """
     if asked.finetune is not None:
         return _finetune(asked, runs, config, jobs=jobs, stop=stop, console=console, on_judged=on_judged)
@@ -216,7 +216,7 @@ def _finetune(
             on_judged(request.model, _chosen(request.model, [task.title for task in tasks]))
 
     done = finetune_all(requests, device=config.train.device, jobs=jobs, console=console, stop=stop, on_judged=on_end)
-    return not any(one.stopped for one in done)
+    return not any(judged.stopped for judged in done)
 
 
 def _fewshot(asked: Evaluate, run: Path, config: Config, *, stop: StopRequest, console: Console) -> Scores | None:
@@ -249,5 +249,5 @@ def _chosen(run: Path, names: Sequence[str]) -> Scores:
 
 
 def has_model(run: Path) -> bool:
-    """Whether the model of a finished run is still there, as an export or in a checkpoint."""
+    """Return whether a finished run still has its model, as an export or in a checkpoint."""
     return (run / "export" / "config.json").is_file() or any(RunFolder(run).checkpoints.glob("step-*"))
