@@ -1,4 +1,4 @@
-"""Run folders become plots, tables and a page; everything here is derived from what a run has written."""
+"""Turn run folders into plots, tables and an HTML page. Everything is derived from what the runs have written."""
 
 import json
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import dicts, markdown, rich_table, summary
 
 PAGE = "report.html"
-OTHERS = ("losses.png", "scores.png", "table.md", "table.json")  # all that there was before there was a page
+OTHERS = ("losses.png", "scores.png", "table.md", "table.json")  # the files of a report from before it had a page
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where a report's files are, and its table for the terminal."""
+    """The paths of a report's files, and its table for the terminal."""
 
     page: Path
     plot: Path
     markdown: Path
     json: Path
     table: Table
-    scores: Path | None  # the plot of the runs' scores on tasks; None where none was judged
+    scores: Path | None  # the plot of the runs' scores on tasks; None if no run has any
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Report:
-    """Write the page, the plot and the table of the runs in these folders into `out`."""
+    """Write the page, the plots and the tables of the runs in these folders into `out`."""
     if not runs:
         raise ValueError("A report needs at least one run folder, and none was given.")
     read = told_apart([read_run(path) for path in runs])
@@ -56,7 +56,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
         ]
         save(draw_scores(judged, "examples or seeds"), report.scores)
     else:
-        (out / "scores.png").unlink(missing_ok=True)  # of an earlier report
+        (out / "scores.png").unlink(missing_ok=True)  # left by an earlier report
     report.markdown.write_text(markdown(rows), encoding="utf-8")
     report.json.write_text(json.dumps(dicts(rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return report

@@ -1,4 +1,4 @@
-"""Tables by their columns, and their Markdown."""
+"""Tables defined by their columns, and their Markdown form."""
 
 import html
 import re
@@ -12,7 +12,7 @@ R = TypeVar("R")
 @final
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A heading, and what stands under it of a row; `text`: words rather than numbers."""
+    """A column: its heading, and the cell's text for a row. `text` marks columns of words rather than numbers."""
 
     heading: str
     cell: Callable[[R], str]
@@ -20,7 +20,7 @@ class Column(Generic[R]):
 
 
 def markdown_table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
-    """The rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     lines = [
         [escaped(column.heading) for column in columns],
         ["---" if column.text else "---:" for column in columns],
@@ -30,10 +30,10 @@ def markdown_table(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no end of a cell."""
+    """Escape a text so that Markdown shows it literally: no markup, no HTML, no end of a cell."""
     return re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", html.escape(text, quote=False))
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """A number with so many digits behind the point, or a dash."""
+    """Format a number with `digits` decimals; None becomes a dash."""
     return "–" if value is None else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Draws losses over steps and over FLOPs, side by side, so that both the quality and the cost are seen."""
+"""Plots of losses over steps and over FLOPs, side by side, to show both quality and cost."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
@@ -33,24 +33,24 @@ LEGEND_ROWS = 6
 LABELLED_STAGE_SHARE = 0.08
 
 
-Place = Callable[[TrainRecord | EvalRecord], float]  # where a record stands on an axis
+Place = Callable[[TrainRecord | EvalRecord], float]  # maps a record to its position on an axis
 
 
 def look(index: int) -> dict[str, Any]:
-    """The colour and the marker of a line."""
+    """Return the colour and marker of the line with this index."""
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG of the size it was made for, whole or not at all."""
+    """Write a figure as a PNG at its intended size, whole or not at all."""
     FigureCanvasAgg(figure)
     with new_file(path) as partial:
-        # Given here so that a user's matplotlibrc cannot crop or tint the file.
+        # Passed explicitly, so that a user's matplotlibrc cannot crop or tint the file.
         figure.savefig(partial, format="png", dpi=DPI, bbox_inches=figure.bbox_inches, facecolor="white")
 
 
 def draw_losses(runs: Sequence[Run]) -> Figure:
-    """The plot of the runs' losses: over steps on the left, over FLOPs on the right."""
+    """Draw the runs' losses: over steps on the left, over FLOPs on the right."""
     if not runs:
         raise ValueError("A plot needs at least one run, and none was given.")
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, layout="constrained", facecolor="white")
@@ -61,7 +61,7 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
         (by_flops, lambda record: record.flops / divisor),
     ]
     for axes, place in panels:
-        # The first run is drawn last: it is the one that others are compared with.
+        # The first run is drawn last, on top, since the others are compared with it.
         for index, run in reversed(list(enumerate(runs))):
             _draw_run(axes, place, run, index)
         if len(runs) == 1:
@@ -94,8 +94,8 @@ def draw_losses(runs: Sequence[Run]) -> Figure:
 
 
 def smooth(values: Sequence[float], stages: Sequence[int]) -> list[float]:
-    """The centred moving average of the values within each stage, over 2% of all values but at least five."""
-    # Averages do not cross a stage: the jump of the loss there is real.
+    """Return the centred moving average within each stage; its window is 2% of all values, but at least five."""
+    # Averages do not cross from one stage to the next, since the loss really jumps there.
     half = max(2, int(SMOOTHING_SHARE * len(values) / 2))
     smoothed: list[float] = []
     for _, group in groupby(zip(stages, values, strict=True), key=lambda pair: pair[0]):
@@ -114,7 +114,7 @@ def _draw_run(axes: Axes, place: Place, run: Run, index: int) -> None:
     colour = look(index)["color"]
     train = smooth([record.loss for record in run.train], [record.stage for record in run.train])
     evals = [record.loss for record in run.evals]
-    # Counted from the end, so that the final loss has its marker.
+    # Counted from the end, so that the final loss gets a marker.
     every = max(1, -(-len(evals) // MARKERS_PER_LINE))
     marked = list(range(len(evals) - 1, -1, -every))
     for transition in run.transitions:
@@ -125,7 +125,7 @@ def _draw_run(axes: Axes, place: Place, run: Run, index: int) -> None:
 
 
 def _limits(runs: Sequence[Run]) -> tuple[float, float]:
-    """The range of losses to show: everything after the early cliff, and no divergence above the start."""
+    """Return the range of losses to show: everything after the early cliff, but no divergence above the start."""
     late: list[float] = []
     starts: list[float] = []
     for run in runs:
@@ -146,7 +146,7 @@ def _limits(runs: Sequence[Run]) -> tuple[float, float]:
 
 
 def clean(axes: Axes) -> None:
-    """Give the axes the look that all plots share."""
+    """Give the axes the style that all plots share."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors=INK, labelsize=9)
@@ -156,7 +156,7 @@ def clean(axes: Axes) -> None:
 
 
 def _label_stages(axes: Axes, place: Place, run: Run) -> None:
-    """Write above each stage of a staged run how many layers it trains."""
+    """Write above each stage of a staged run what runs in it."""
     if not run.transitions:
         return
     edges = [0.0, *map(place, (*run.transitions, run.last))]
@@ -178,7 +178,7 @@ def _label_stages(axes: Axes, place: Place, run: Run) -> None:
 
 
 def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
-    """A legend below both panels: each run with what it reached and what that took."""
+    """Add a legend below both panels: each run with its final held-out loss and the FLOPs it took."""
     texts = []
     for label, run in zip(labels(runs), runs, strict=True):
         reached = run.evals[-1] if run.evals else None
@@ -196,7 +196,7 @@ def _legend_of_runs(figure: Figure, runs: Sequence[Run]) -> None:
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D], texts: Sequence[str], columns: int) -> None:
-    """A legend below all panels, its texts as they are given."""
+    """Add a legend below all panels, with its texts shown literally."""
     legend = figure.legend(
         handles,
         [str(number) for number in range(len(handles))],
@@ -213,7 +213,7 @@ def legend_below(figure: Figure, handles: Sequence[Line2D], texts: Sequence[str]
 
 
 def _legend_of_lines(axes: Axes, runs: Sequence[Run]) -> None:
-    """A legend of the kinds of line, in the corner that falling losses leave free."""
+    """Add a legend of the kinds of lines, in the corner that falling losses leave free."""
     handles = []
     if any(run.evals for run in runs):
         held_out: dict[str, Any] = {"marker": "o", "markersize": 4.5, "label": "held-out loss, whole model"}

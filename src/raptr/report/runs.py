@@ -1,8 +1,8 @@
-"""Reads a run folder: its configuration, its environment and the records of its training.
+"""Read a run folder: its configuration, its environment and the records of its training.
 
-`metrics.jsonl` is append-only, so a resumed run writes some steps twice and a killed one may leave half a
-line: the last record of a (kind, step) wins, and a torn last line is dropped. Lines that are no record, or hold a
-count that cannot be, are ignored; the report names them.
+`metrics.jsonl` is append-only, so a resumed run writes some steps twice and a killed one may leave half a line: the
+last record of each (kind, step) wins, and a torn last line is dropped. Lines that are no records, or hold an impossible
+count, are ignored; the report lists them.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import Any
 
 import yaml
 
-EVALUATION = "evaluation"  # the folder in a run's where `raptr finetune` and `raptr fewshot` note scores
+EVALUATION = "evaluation"  # the folder in a run's folder to which `raptr finetune` and `raptr fewshot` write scores
 LARGEST_COUNT = 2**63  # of steps or tokens
 LARGEST_AMOUNT = 1e36  # of FLOPs or seconds; a loss beyond it counts as infinite
 
 
 @dataclass(frozen=True)
 class TrainRecord:
-    """The state of training after `step` steps; the loss is that of the subnetwork that ran."""
+    """Training after `step` steps; the loss is that of the subnetwork that ran."""
 
     step: int
     stage: int
@@ -36,16 +36,16 @@ class TrainRecord:
     seconds: float
     lr: float | None = None
     grad_norm: float | None = None
-    heads: float | None = None  # of a running layer, where not all run or exist yet; so are the MLP's parts
+    heads: float | None = None  # heads in a running layer, if not all run or exist yet; likewise `parts`
     parts: float | None = None
 
 
 @dataclass(frozen=True)
 class EvalRecord:
-    """The held-out loss of the full model after `step` steps, also by domain and denoiser; and of random parts by size.
+    """The full model's held-out loss after `step` steps, also by domain and denoiser; `sizes`: of random subnetworks.
 
-    `loss` is the mean over held-out windows, `loss_mixture` that of the domains by their weights in training.
-    Perplexity and bits per byte are recorded where the objective gives the likelihood of text.
+    `loss` is the mean over held-out windows; `loss_mixture` weighs the losses of the domains as training does.
+    Perplexity and bits per byte are recorded if the objective gives the likelihood of text.
     """
 
     step: int
@@ -64,7 +64,7 @@ class EvalRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder, with its records sorted by step; `ignored` are the numbers of the malformed lines."""
+    """One run folder, with its records sorted by step; `ignored` holds the numbers of malformed lines."""
 
     path: Path
     name: str
@@ -73,12 +73,12 @@ class Run:
     train: tuple[TrainRecord, ...]
     evals: tuple[EvalRecord, ...]
     ignored: tuple[int, ...] = ()
-    data: str | None = None  # the fingerprint of its text; older runs did not record it
+    data: str | None = None  # the fingerprint of its data, which older runs did not record
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # on tasks, by column (`read_scores`)
 
     @property
     def method(self) -> str:
-        """The method's name, or a question mark where the configuration has none."""
+        """The method's name, or a question mark if the configuration has none."""
         return str(_section(self.config, "method").get("name", "?"))
 
     @property
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """The steps the configuration asks for, or None where it does not say."""
+        """The number of steps in the configuration, or None if it has none."""
         steps = _section(self.config, "train").get("steps")
         return steps if type(steps) is int else None
 
@@ -133,9 +133,9 @@ def read_run(path: Path) -> Run:
 
 
 def read_scores(run: Path) -> dict[str, dict[str, Any]]:
-    """What was noted of a run's model, column by column; files that are damaged are left out.
+    """Return the scores noted for a run's model, by column; damaged files are left out.
 
-    A file has {"columns": {"SST-2": {"score": 0.87, "interval": 0.01, "constant": 0.51, ...}}}.
+    A file holds {"columns": {"SST-2": {"score": 0.87, "interval": 0.01, "constant": 0.51, ...}}}.
     """
     columns: dict[str, dict[str, Any]] = {}
     for path in sorted((run / EVALUATION).glob("*.json")):
@@ -148,9 +148,9 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs, with scores that were made in another way than the first run's in columns of their own.
+    """Return the runs, with scores that do not compare with earlier runs' scores moved to columns of their own.
 
-    `made` in a cell stands for data and recipe; a column `SST-2 (2)` is `unlike` SST-2.
+    `made` in a cell identifies data and recipe; a cell in a column `SST-2 (2)` says that it is `unlike` SST-2.
     """
     ways: dict[str, list[Any]] = {}
     renamed = []
@@ -167,13 +167,13 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def malformed(lines: Sequence[int]) -> str:
-    """Lines of a file by their numbers: `line 3`, `line 3, 5, 8 and 2 more`."""
+    """List line numbers for a message, such as `line 3` or `line 3, 5, 8 and 2 more`."""
     shown = ", ".join(map(str, lines[:3]))
     return f"line {shown}" + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A label per run: its name, with the parent folder where two runs share a name."""
+    """Return a label for each run: its name, preceded by the parent folder if two runs share a name."""
     count = Counter(run.name for run in runs)
     return [run.name if count[run.name] == 1 else f"{run.path.resolve().parent.name}/{run.name}" for run in runs]
 
@@ -198,7 +198,7 @@ def _starts(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _environment(starts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Where a run's starts ran: what they share, and what differs as `a, then b`."""
+    """Merge the environments of a run's starts; a value that changed reads `a, then b`."""
     environment: dict[str, Any] = {}
     for key in dict.fromkeys(key for start in starts for key in start if key not in ("step", "data")):
         values = [start.get(key) for start in starts]
@@ -217,7 +217,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord, ...], tuple[int, ...]]:
-    """The train and eval records of a metrics file, and which of its lines are malformed."""
+    """Return the train and eval records of a metrics file, and the numbers of its malformed lines."""
     train: dict[int, TrainRecord] = {}
     evals: dict[int, EvalRecord] = {}
     ignored: list[int] = []
@@ -243,7 +243,7 @@ def _records(content: bytes) -> tuple[tuple[TrainRecord, ...], tuple[EvalRecord,
 
 
 def _parse(line: bytes) -> TrainRecord | EvalRecord | None:
-    """The record in a line, or None for a kind that this reader does not know."""
+    """Return the record in a line, or None for a kind that this reader does not know."""
     values = json.loads(line)
     if not isinstance(values, dict):
         raise TypeError("a record is a mapping")
@@ -275,7 +275,7 @@ def _losses_by_size(value: object) -> dict[int, float]:
 
 
 def _number(value: object) -> float:
-    """Any number, as a loss may be infinite; what no plot can show is."""
+    """Return any number as a float, since a loss may be infinite; numbers too large to plot become infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("not a number")
     number = float(value)
@@ -287,7 +287,7 @@ def _optional(value: object) -> float | None:
 
 
 def _amount(value: object) -> float:
-    """A number that counts something."""
+    """Return a number that counts something, such as FLOPs."""
     amount = _number(value)
     if not 0 <= amount <= LARGEST_AMOUNT:
         raise ValueError("not an amount")
@@ -300,7 +300,7 @@ def _whole(value: object) -> int:
     return value
 
 
-# How the fields of a record are read; all others are numbers that may be missing.
+# How the fields of a record are read; all other fields are numbers or None.
 _READERS: dict[str, Callable[[object], object]] = {
     **dict.fromkeys(("step", "stage", "stages", "tokens"), _whole),
     **dict.fromkeys(("size", "flops", "flops_layers", "seconds"), _amount),

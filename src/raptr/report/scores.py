@@ -1,4 +1,4 @@
-"""The scores of models on tasks as a picture."""
+"""A plot of models' scores on tasks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ AVERAGE = "Avg."
 
 @dataclass(frozen=True)
 class Scored:
-    """A model or an entry with its held-out loss, its scores by column, and the best constant answers' scores."""
+    """A model or an entry: its held-out loss, its scores by column, and the best constant answers' scores."""
 
     label: str
     loss: float | None
@@ -28,33 +28,33 @@ class Scored:
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def average(self, columns: Sequence[str]) -> Mean:
-        """The mean of these columns; unless it is given, its error is that of independent ones."""
+        """Return the recorded average or, without one, the mean of these columns, taken as independent."""
         return self.scores[AVERAGE] if AVERAGE in self.scores else averaged([self.scores[name] for name in columns])
 
 
 def averaged(scores: Sequence[Mean]) -> Mean:
-    """The mean of independent scores and its error, which is unknown where one of theirs is."""
+    """Return the mean of independent scores with its error, which is None if the error of any of them is."""
     known = [score.interval for score in scores if score.interval is not None]
     error = math.hypot(*known) / len(scores) if len(known) == len(scores) else None
     return Mean(fmean(score.mean for score in scores), error, min(score.n for score in scores))
 
 
 def scored(label: str, loss: float | None, columns: Mapping[str, Mapping[str, Any]]) -> Scored:
-    """The scores of one run; their intervals are those of its evaluation."""
+    """Return the scores of one run, with the intervals that its evaluation recorded."""
     means = {name: Mean(cell["score"], cell.get("interval"), cell.get("n", 1)) for name, cell in columns.items()}
     return Scored(label, loss, means, {name: cell["constant"] for name, cell in columns.items()})
 
 
 def at_chance(cell: Mapping[str, Any]) -> bool:
-    """Whether a model's score is at chance: as its evaluation noted, or by the interval where it noted nothing."""
+    """Return whether a model's score is at chance: as its evaluation recorded, or else by its interval."""
     noted = cell.get("chance")
     return noted if isinstance(noted, bool) else cell["score"] - (cell.get("interval") or 0.0) <= cell["constant"]
 
 
 def draw_scores(models: Sequence[Scored], within: str) -> Figure:
-    """Bars for every task with their intervals over `within`, and the average score against the held-out loss.
+    """Draw bars for every task with their intervals over `within`, and the average score against the held-out loss.
 
-    The average is over the tasks that all models have: one over other tasks does not compare.
+    The average is over the tasks that all models have, since averages over different tasks do not compare.
     """
     columns = [name for name in dict.fromkeys(name for model in models for name in model.scores) if name != AVERAGE]
     figure = Figure(figsize=(WIDTH / DPI, 620 / DPI), dpi=DPI, layout="constrained", facecolor="white")
@@ -93,12 +93,12 @@ def _bars(axes: Axes, models: Sequence[Scored], columns: Sequence[str]) -> None:
     axes.set_ylabel("score, percent", color=INK)
     shown = [score for model in models for score in model.scores.values()]
     tops = [100 * (score.mean + (score.interval or 0.0)) for score in shown]
-    lows = [100 * (score.mean - (score.interval or 0.0)) for score in shown if score.mean < 0]  # correlations can be
+    lows = [100 * (score.mean - (score.interval or 0.0)) for score in shown if score.mean < 0]  # a correlation
     axes.set_ylim(1.1 * min(lows, default=0.0), min(105.0, 1.1 * max(*tops, 1.0)))
 
 
 def draw_bar(axes: Axes, place: int, of: tuple[int, int], height: float, error: float | None) -> None:
-    """One of so many bars side by side at a place, with its interval."""
+    """Draw one bar of a group at `place`, with its interval; `of` is the bar's number and the number of bars."""
     number, count = of
     width = 0.8 / count
     x = place + (number - (count - 1) / 2) * width
@@ -108,7 +108,7 @@ def draw_bar(axes: Axes, place: int, of: tuple[int, int], height: float, error: 
 
 
 def draw_constant(axes: Axes, place: int, height: float) -> None:
-    """What the best constant answer scores, as a dashed line over the bars of a place."""
+    """Draw the best constant answer's score as a dashed line over the bars at `place`."""
     axes.plot([place - 0.45, place + 0.45], [height] * 2, color=GREY, linestyle="--", linewidth=1.0)
 
 

@@ -1,7 +1,7 @@
-"""How fast a run was, stage by stage, and the speed-up it realised beside the one its FLOPs promise.
+"""How fast a run was in each stage, and its realised speed-up beside the one that its FLOPs promise.
 
-Everything comes from differences between consecutive train records of one stage, and their median: what a stage
-spends once, on compiling or on filling caches, falls before its first record or into one interval of many.
+The numbers of a stage are medians of differences between its consecutive train records. So one-time costs of a stage,
+such as compiling or filling caches, do not count: they fall before its first record, or into one interval of many.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ from typing import Any
 from raptr.report.runs import Run, TrainRecord, labels
 from raptr.report.units import counted
 
-# Two runs whose time per step may be compared have these settings and this hardware in common.
+# Times per step are compared only between runs that agree in these settings and this hardware.
 SAME_SECTIONS = ("model", "data")
 SAME_TRAINING = ("batch", "accumulate", "device", "precision")
 SAME_HARDWARE = ("gpu", "processor", "threads")
 
-FIRST_OBJECTIVE = {"name": "mlm"}  # of runs that were recorded before there was another
+FIRST_OBJECTIVE = {"name": "mlm"}  # of older runs, whose configuration names no objective
 
 OWN_STAGE = "its own full stage"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a step of one stage cost: the median over `intervals` pairs of records; None where there is no pair."""
+    """The cost of a step in one stage: the median over `intervals` pairs of records, or None without a pair."""
 
     number: int
-    running: str  # `6 layers, 9 heads`, averaged over the records
+    running: str  # such as `6 layers, 9 heads`, averaged over the records
     steps: int
     intervals: int
     seconds_per_step: float | None
@@ -38,9 +38,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How much faster an average step of a run is than a full one: by its FLOPs, and by the clock."""
+    """How much faster an average step of a run is than a full one, by its FLOPs and by the clock."""
 
-    run: int  # its place among the runs
+    run: int  # its index among the runs
     reference: str
     theoretical: float | None = None
     realised: float | None = None
@@ -48,45 +48,45 @@ class SpeedUp:
 
     @property
     def share(self) -> float | None:
-        """How much of the theoretical speed-up was realised."""
+        """The fraction of the theoretical speed-up that was realised."""
         return self.realised / self.theoretical if self.realised and self.theoretical else None
 
 
 def stages(run: Run) -> list[Stage]:
-    """The stages of a run that have records, in the order they were run."""
-    found, start = [], 0
+    """Return the stages of a run that have records, in the order they were run."""
+    result, start = [], 0
     for number, group in groupby(run.train, key=lambda record: record.stage):
         records = list(group)
-        found.append(_stage(number, records, records[-1].step - start))
+        result.append(_stage(number, records, records[-1].step - start))
         start = records[-1].step
-    return found
+    return result
 
 
 def speed_ups(runs: Sequence[Run]) -> list[SpeedUp]:
-    """Every run but the full ones beside its own full stage, and beside the first full run it compares with."""
+    """Compare every run that is not full training with its own full stage, and with the first comparable full run."""
     names, measured = labels(runs), [stages(run) for run in runs]
-    found = []
-    for index, (run, own) in enumerate(zip(runs, measured, strict=True)):
+    result = []
+    for index, (run, own_stages) in enumerate(zip(runs, measured, strict=True)):
         if run.method == "full":
             continue
         baselines = [other for other in range(len(runs)) if runs[other].method == "full" and _like(run, runs[other])]
-        # A run of one stage says nothing by itself, which is worth a line only where no other says more.
-        if len(own) > 1 or not baselines:
-            found.append(_within(index, run, own))
+        # A one-stage run has no full stage to compare with; that is worth a line only if it has no baseline either.
+        if len(own_stages) > 1 or not baselines:
+            result.append(_within(index, run, own_stages))
         if baselines:
-            found.append(_compared(index, run, own, names[baselines[0]], measured[baselines[0]]))
-    return found
+            result.append(_compared(index, run, own_stages, names[baselines[0]], measured[baselines[0]]))
+    return result
 
 
 def running(records: Sequence[TrainRecord]) -> str:
-    """What ran in the steps of a stage: `6 layers, 9 heads`; heads and MLP parts only where not all ran."""
+    """Describe what ran in a stage, such as `6 layers, 9 heads`; heads and MLP parts only if not all of them ran."""
     widths = {"head": records[-1].heads, "MLP part": records[-1].parts}
     texts = [counted(fmean(record.size for record in records), "layer")]
     return ", ".join([*texts, *(counted(count, word) for word, count in widths.items() if count is not None)])
 
 
 def _stage(number: int, records: Sequence[TrainRecord], steps: int) -> Stage:
-    # A resumed run may leave a record of the killed one behind a younger one; time does not run backwards.
+    # After a resume, an old record may remain between new ones; skip pairs whose time would run backwards.
     intervals = [(old, new) for old, new in pairwise(records) if new.seconds >= old.seconds]
     per_step = [(new.seconds - old.seconds) / (new.step - old.step) for old, new in intervals]
     seconds = median(per_step) or None if per_step else None
@@ -104,7 +104,7 @@ def _stage(number: int, records: Sequence[TrainRecord], steps: int) -> Stage:
 
 
 def _within(index: int, run: Run, own: Sequence[Stage]) -> SpeedUp:
-    """A run beside its last stage, which is the full model in every method that has stages."""
+    """Compare a run with its own last stage, which is the full model in every method that has stages."""
     planned = run.train[-1].stages if run.train else None
     if planned == 1:
         return SpeedUp(index, OWN_STAGE, note="one stage, so no full one to compare with")
@@ -114,10 +114,10 @@ def _within(index: int, run: Run, own: Sequence[Stage]) -> SpeedUp:
 
 
 def _compared(index: int, run: Run, own: Sequence[Stage], reference: str, full: Sequence[Stage]) -> SpeedUp:
-    """An average step of the run beside a step of the full model, as the stages in `full` measured it."""
+    """Compare an average step of the run with a step of the full model, as measured by the stages in `full`."""
     full_flops = _mean([stage.flops_per_step for stage in full], full)
     full_seconds = _mean([stage.seconds_per_step for stage in full], full)
-    # The FLOPs so far are known to the step; times are weighed by stage, so that compiling does not count.
+    # The FLOPs so far are exact. Times are medians weighted by stage, so that compiling does not count.
     last = run.train[-1] if run.train else None
     flops = last.flops / last.step if last and last.step else None
     seconds = _mean([stage.seconds_per_step for stage in own], own)
@@ -134,14 +134,14 @@ def _compared(index: int, run: Run, own: Sequence[Stage], reference: str, full: 
 
 
 def _mean(costs: Sequence[float | None], measured: Sequence[Stage]) -> float | None:
-    """The mean of a cost per step over stages, weighed by their steps; None unless every stage tells it."""
+    """Return the mean of a cost per step over stages, weighted by their steps; None unless every stage has it."""
     known = [cost for cost in costs if cost is not None]
     steps = [stage.steps for stage in measured]
     return fmean(known, weights=steps) if len(known) == len(steps) and any(steps) else None
 
 
 def _like(run: Run, other: Run) -> bool:
-    """Whether two runs' times per step may be compared: one model, data, objective, batch and machine."""
+    """Return whether two runs' times per step compare: same model, data, objective, batch and machine."""
 
     def shared(of: Run) -> list[Any]:
         training = of.config.get("train")

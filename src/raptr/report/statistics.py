@@ -1,7 +1,7 @@
 """Means with 95% intervals.
 
-Intervals are Student's: of three values 4.3 standard errors to either side, of two 12.7. Where several groups of so
-few values are compared, `pooled` takes the variance within all of them: for six pairs, 2.4 standard errors.
+Intervals are Student's: 4.3 standard errors to either side for three values, 12.7 for two. When several groups of so
+few values are compared, `pooled` uses the variance within all of them: for six pairs, 2.4 standard errors.
 """
 
 import math
@@ -17,13 +17,13 @@ T95: tuple[float, ...] = (
 
 
 def student(free: int) -> float:
-    """Student's t at 0.975, for a 95% interval; beyond 30 degrees of freedom that of 30, which is a little wider."""
+    """Return Student's t at 0.975, for 95% intervals; above 30 degrees of freedom the slightly larger t of 30."""
     return T95[min(free, len(T95)) - 1]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over n values and the half-width of its 95% interval; None for that of a single one."""
+    """The mean of n values and the half-width of its 95% interval; None if unknown, as for a single value."""
 
     mean: float
     interval: float | None
@@ -31,7 +31,7 @@ class Mean:
 
 
 def mean(values: Iterable[float]) -> Mean | None:
-    """The mean and its 95% interval: t times the sample deviation over √n."""
+    """Return the mean of values with its 95% interval, t times the sample deviation over √n; None without values."""
     listed = list(values)
     if not listed:
         return None
@@ -41,17 +41,22 @@ def mean(values: Iterable[float]) -> Mean | None:
 
 
 def pooled(groups: Sequence[Sequence[Mean]]) -> list[Mean | None]:
-    """The mean of each group of means with a 95% interval, from one variance for all groups.
+    """Return each group's mean (None if it is empty), with 95% intervals from one error for all groups.
 
-    That is the variance within the groups, or that of the values' own errors where it is larger: two values can lie
-    close together by chance.
+    That error comes from the variance within the groups or, if it is larger, from the values' own errors, because two
+    values can lie close together by chance.
     """
     centres = [fmean(value.mean for value in group) if group else math.nan for group in groups]
-    squares = [(one.mean - centre) ** 2 for group, centre in zip(groups, centres, strict=True) for one in group]
+    squares = [(value.mean - centre) ** 2 for group, centre in zip(groups, centres, strict=True) for value in group]
     between = _error(sum(squares), sum(len(group) - 1 for group in groups if group))
-    known = [(one.interval, one.n - 1) for group in groups for one in group if one.interval is not None and one.n > 1]
+    known = [
+        (value.interval, value.n - 1)
+        for group in groups
+        for value in group
+        if value.interval is not None and value.n > 1
+    ]
     own = _error(sum(free * (half / student(free)) ** 2 for half, free in known), sum(free for _, free in known))
-    error = max((found for found in (between, own) if found is not None), default=None)
+    error = max((half for half in (between, own) if half is not None), default=None)
     return [
         Mean(centre, None if error is None else error / math.sqrt(len(group)), len(group)) if group else None
         for group, centre in zip(groups, centres, strict=True)
@@ -59,14 +64,14 @@ def pooled(groups: Sequence[Sequence[Mean]]) -> list[Mean | None]:
 
 
 def _error(squares: float, free: int) -> float | None:
-    """Half a 95% interval of one value; unknown without a degree of freedom."""
+    """Return half the 95% interval of one value, from a sum of squares and its degrees of freedom; None without any."""
     return student(free) * math.sqrt(squares / free) if free else None
 
 
 def shown(value: Mean | None, digits: int, *, factor: int = 1, sign: str = "") -> str:
-    """A mean with its interval, times a factor; a dash where there is none. `sign` is `+` for a difference.
+    """Format a mean with its interval, times a factor; None becomes a dash. `sign` is `+` for a difference.
 
-    Zero has no minus, also where a small negative number is rounded to it.
+    Zero has no minus sign, not even a small negative number that is rounded to zero.
     """
     if value is None:
         return "–"

@@ -1,7 +1,7 @@
-"""One row per run: what it reached and what it cost, as a rich table, as Markdown and as JSON-ready dicts.
+"""One row per run, with its results and its costs: as a rich table, as Markdown and as JSON-ready dicts.
 
-Costs are also given relative to one run, the same for the whole table: full training where every run took as
-many steps, else the run that cost most, because a ratio to full training of another length mixes two effects.
+Costs are also given relative to one run, the same for the whole table: full training if all runs took equally many
+steps, otherwise the run that cost most, because a ratio to full training of another length mixes two effects.
 """
 
 import math
@@ -18,13 +18,13 @@ from raptr.report.runs import Run, labels, malformed
 from raptr.report.units import FLOP_PREFIXES, duration, plain, short
 
 FINAL_SHARE = 0.05
-SIDE_BY_SIDE = 4  # runs whose columns fit 80 characters
+SIDE_BY_SIDE = 4  # at most this many runs fit side by side in 80 characters
 MAIN = ("run", "steps", "held-out loss", "FLOPs, relative", "time", "tokens/s")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run's results and costs; None where its records do not tell."""
+    """A run's results and costs; None if its records do not have them."""
 
     name: str
     method: str
@@ -71,7 +71,7 @@ _COSTS: tuple[Column[Row], ...] = (
 
 
 def summary(runs: Sequence[Run]) -> list[Row]:
-    """One row per run, in the order given."""
+    """Return one row per run, in the same order."""
     if not runs:
         return []
     names = labels(runs)
@@ -113,7 +113,7 @@ def summary(runs: Sequence[Run]) -> list[Row]:
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
-    """The rows as a table for the terminal: one column per run, or for many runs a line each with the main numbers."""
+    """Return a table for the terminal: a column per run or, for many runs, a line per run with the main numbers."""
     table = Table(box=box.SIMPLE_HEAD, caption=Text(" ".join(notes(rows))), caption_justify="left")
     if len(rows) > SIDE_BY_SIDE:
         shown = [column for column in table_columns(rows) if column.heading in MAIN]
@@ -122,7 +122,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
         for row in rows:
             table.add_row(*(Text(column.cell(row)) for column in shown))
         return table
-    # Text, not str: a run called `raptr[6-8]` is no markup.
+    # Text, not str, so that a name such as `raptr[6-8]` is not read as markup.
     name, *others = table_columns(rows)
     table.add_column(name.heading, no_wrap=True)
     for row in rows:
@@ -133,18 +133,18 @@ def rich_table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table, with its notes below."""
+    """Return the rows as a Markdown table, with its notes below."""
     table = markdown_table(table_columns(rows), rows)
     return "\n".join([table, *(f"{escaped(note)}\n" for note in notes(rows))])
 
 
 def dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows as JSON-ready dicts."""
+    """Return the rows as JSON-ready dicts."""
     return [plain(asdict(row)) for row in rows]
 
 
 def table_columns(rows: Sequence[Row]) -> list[Column[Row]]:
-    """The results, also by domain, by denoiser and by size where several were judged, and the costs."""
+    """Return the columns: results (also by domain, denoiser and size, if recorded), then costs."""
     domains = dict.fromkeys(domain for row in rows for domain in row.eval_domains)
     denoisers = dict.fromkeys(denoiser for row in rows for denoiser in row.eval_denoisers)
     sizes = dict.fromkeys(size for row in rows for size in row.eval_sizes)
@@ -163,7 +163,7 @@ def table_columns(rows: Sequence[Row]) -> list[Column[Row]]:
 
 
 def _base(runs: Sequence[Run]) -> int:
-    """The index of the run that costs are relative to."""
+    """Return the index of the run that costs are relative to."""
     full = next((index for index, run in enumerate(runs) if run.method == "full"), None)
     if full is not None and all(run.last.step == runs[full].last.step for run in runs):
         return full
@@ -171,25 +171,25 @@ def _base(runs: Sequence[Run]) -> int:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What must be known about the table."""
-    said = []
+    """Return what a reader must know about the table, as sentences."""
+    sentences = []
     if len(rows) > 1:
-        said.append(f"Costs are relative to {rows[0].relative_to}.")
+        sentences.append(f"Costs are relative to {rows[0].relative_to}.")
     if len({row.data for row in rows if row.data is not None}) > 1:
-        said.append("The runs have different data, so their losses do not compare.")
+        sentences.append("The runs have different data, so their losses do not compare.")
     if any(row.eval_loss_mixture is not None for row in rows):
-        said.append("The held-out loss counts all windows alike; by mixture weight it counts domains by weight.")
-    said += [
+        sentences.append("The held-out loss counts all windows alike; by mixture weight it counts domains by weight.")
+    sentences += [
         f"{row.name} is not finished: its last record is of step {row.steps:,} of {row.planned:,}."
         for row in rows
         if row.planned is not None and row.steps < row.planned
     ]
-    said += [
+    sentences += [
         f"Malformed lines ignored in {row.name}: {row.ignored} (metrics.jsonl, {row.ignored_lines})."
         for row in rows
         if row.ignored
     ]
-    return said
+    return sentences
 
 
 def _ratio(value: float, base: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Writes numbers: large ones and durations for people, and all of them for JSON."""
+"""Format large numbers and durations for people, and any values for JSON."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ COUNT_PREFIXES = ("", "k", "M", "B", "T")
 
 
 def scale(value: float, prefixes: tuple[str, ...]) -> tuple[float, str]:
-    """The divisor and prefix that bring a value below 1000."""
+    """Return the divisor and the prefix that bring a value below 1000."""
     # Rounding comes first: 999,960 is shown as 1M, not as 1000k.
     rounded = float(f"{abs(value):.3g}")
     power = 0
@@ -19,7 +19,7 @@ def scale(value: float, prefixes: tuple[str, ...]) -> tuple[float, str]:
 
 
 def short(value: float, prefixes: tuple[str, ...] = COUNT_PREFIXES, space: str = "") -> str:
-    """A value with three digits and a prefix, such as `40.9M`, with `space` between them."""
+    """Format a value with three digits and a prefix, such as `40.9M`, with `space` between them."""
     divisor, prefix = scale(value, prefixes)
     scaled = value / divisor
     if abs(scaled) >= 999.5:
@@ -28,7 +28,7 @@ def short(value: float, prefixes: tuple[str, ...] = COUNT_PREFIXES, space: str =
 
 
 def duration(seconds: float) -> str:
-    """A duration, such as `0.4s`, `3m 12s` or `2h 05m`."""
+    """Format a duration, such as `0.4s`, `3m 12s` or `2h 05m`."""
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds < 9.95:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def step_time(seconds: float) -> str:
-    """The time of a step with three digits, such as `850 µs`, `42.1 ms` or `1.25 s`."""
+    """Format the time of a step with three digits, such as `850 µs`, `42.1 ms` or `1.25 s`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if float(f"{seconds / size:.3g}") >= 1 or unit == "µs":
             break
@@ -51,7 +51,7 @@ def step_time(seconds: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The seconds and the name of the unit in which times up to this one are plotted."""
+    """Return the unit for plotting times up to this one: its length in seconds and its name."""
     for size, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return size, name
@@ -59,12 +59,12 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def counted(number: float, word: str) -> str:
-    """A number of things, which may be an average, with its word."""
+    """Format a number, which may be an average, with the word for what it counts, such as `6 layers`."""
     return f"{number:.3g} {word}{'' if number == 1 else 's'}"
 
 
 def plain(value: Any) -> Any:
-    """Nested values as JSON holds them; a number that is not finite becomes None."""
+    """Convert nested values to what JSON can hold; a number that is not finite becomes None."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""The report as one page for a browser: its style, its script and its data inside it, nothing fetched from anywhere.
+"""The report as a single HTML page, with its style, script and data inside; it fetches nothing.
 
-Python computes and words everything; the script draws the curves and lays out the tables. What runs are called, and
-all else they bring, travels as JSON and is shown as text, never as HTML.
+Python computes and words everything; the script draws the curves and lays out the tables. Names of runs, and all else
+that comes from them, travel as JSON and are shown as text, never as HTML.
 """
 
 import json
@@ -18,7 +18,7 @@ STYLE, SCRIPTS, TEMPLATE = "page.css", ("plot.js", "page.js"), "page.html"
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page of these runs, as HTML."""
+    """Return the page of these runs as HTML."""
     if not runs:
         raise ValueError("A page needs at least one run, and none was given.")
     folder = files(__package__)
@@ -28,11 +28,11 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def payload(runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything the page shows, ready for JSON."""
+    """Return everything that the page shows, ready for JSON."""
     return {"axes": axes(runs), "runs": curves(runs), "sheets": sheets(runs)}
 
 
 def _embedded(value: Any) -> str:
-    """JSON that can stand inside a script element: no character in it begins a tag, an entity or a comment."""
+    """Return JSON that is safe in a script element: no character in it begins a tag, an entity or a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

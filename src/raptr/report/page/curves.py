@@ -1,4 +1,4 @@
-"""The curves of runs as short lists of numbers: losses at every step, thinned so that long runs stay small."""
+"""The loss curves of runs as short lists of numbers, thinned so that the pages of long runs stay small."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from raptr.report.runs import EvalRecord, Run, TrainRecord, labels
 from raptr.report.speed import stages
 from raptr.report.units import FLOP_PREFIXES, scale, time_unit
 
-POINTS = 2000  # of a line, at most: a wide screen has no more pixels
+POINTS = 2000  # in a line, at most: a wide screen has no more pixels
 DIGITS = 6
 
 
 def axes(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What losses can be plotted against: a record's field, how it is named, and the size of its unit."""
+    """Return what losses can be plotted against: a record's field, its names, its unit and the unit's size."""
     flops, prefix = scale(max(run.last.flops for run in runs), FLOP_PREFIXES)
     seconds, unit = time_unit(max(run.last.seconds for run in runs))
     keys = ("key", "name", "label", "unit", "size", "whole")
@@ -30,16 +30,16 @@ def axes(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For every run its two lines, and the stages with the point where each ends."""
-    found = []
+    """Return for every run its two lines, and its stages with the point where each ends."""
+    result = []
     for name, run in zip(labels(runs), runs, strict=True):
         ends = [*run.transitions, run.last]
-        ended = run.evals[-1].loss if run.evals else math.nan
+        final_loss = run.evals[-1].loss if run.evals else math.nan
         trained = smooth([record.loss for record in run.train], [record.stage for record in run.train])
-        found.append(
+        result.append(
             {
                 "name": name,
-                "final": ended if math.isfinite(ended) else None,  # all digits: rounded once, as in the table
+                "final": final_loss if math.isfinite(final_loss) else None,  # unrounded: the page rounds it
                 "held": _line(run.evals, [record.loss for record in run.evals]),
                 "train": _line(run.train, trained),
                 "stages": [
@@ -53,11 +53,11 @@ def curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return found
+    return result
 
 
 def thin(values: Sequence[float], limit: int = POINTS) -> list[int]:
-    """The indices of at most `limit` values that keep a line's look: the ends, and the extremes of equal buckets."""
+    """Return the indices of at most `limit` values that keep a line's look: both ends, and the extremes of buckets."""
     if len(values) <= limit:
         return list(range(len(values)))
     array = np.asarray(values, dtype=float)
@@ -83,5 +83,5 @@ def _line(
 
 
 def _number(value: float) -> float | None:
-    """A number with as many digits as a plot can show; None for what JSON cannot hold."""
+    """Return a number with as many digits as a plot can show; None for what JSON cannot hold."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

@@ -1,7 +1,8 @@
-"""The page's tables, worded: results, speed by stage, speed-ups, settings and environments.
+"""The page's tables as text: results, scores, speed by stage, speed-ups, settings and environments.
 
-A sheet has headings, says which columns hold words, and has lines of cells. A cell is text, or text with the number
-of its run (shown in the run's colour) and the length of a bar behind it, from 0 to 1.
+A sheet has headings, a flag for each column that says whether it holds words, lines of cells, and notes. A cell is
+text, or text with the index of its run (it is shown in the run's colour) and maybe the length of a bar behind it, from
+0 to 1.
 """
 
 import json
@@ -22,7 +23,7 @@ Cell = str | dict[str, Any]
 
 
 def sheets(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Every table of the page by the name of its place there."""
+    """Return every table of the page, by the name of its place there."""
     return {
         "results": _results(runs),
         "scores": _scores(runs),
@@ -35,14 +36,14 @@ def sheets(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as text by their dotted names; what is not set is left out."""
-    found: dict[str, str] = {}
+    """Flatten nested settings into texts by dotted names; settings that are None are left out."""
+    texts: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            texts |= flat(value, f"{prefix}{key}.")
         elif value is not None:
-            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return found
+            texts[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return texts
 
 
 def _sheet(
@@ -62,7 +63,7 @@ def _results(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Any]:
-    """A line per run that was judged, a column per task, in percent; the bar is the score."""
+    """Return a line per run that has scores, with a column per task, in percent; the bar is the score."""
     columns = list(dict.fromkeys(chain(*(run.scores for run in runs))))
     shared = [name for name in columns if all(name in run.scores for run in runs if run.scores)]
     lines: list[list[Cell]] = []
@@ -83,18 +84,18 @@ def _scores(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _score(cell: Mapping[str, Any], run: int) -> Cell:
     error = cell.get("interval")
-    said = f"{100 * cell['score']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-    said += " (chance)" if at_chance(cell) else ""
-    return {"text": said, "run": run, "bar": min(1.0, max(0.0, cell["score"]))}
+    text = f"{100 * cell['score']:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    text += " (chance)" if at_chance(cell) else ""
+    return {"text": text, "run": run, "bar": min(1.0, max(0.0, cell["score"]))}
 
 
 def _stages(runs: Sequence[Run]) -> dict[str, Any]:
-    """A line per run and stage; the bar is the speed beside the fastest of all."""
+    """Return a line per run and stage; the bar is the speed relative to the fastest stage of all."""
     measured = [stages(run) for run in runs]
     fastest = max((stage.tokens_per_second or 0 for stage in chain(*measured)), default=0)
     lines: list[list[Cell]] = []
-    for index, (name, found) in enumerate(zip(labels(runs), measured, strict=True)):
-        for stage in found:
+    for index, (name, run_stages) in enumerate(zip(labels(runs), measured, strict=True)):
+        for stage in run_stages:
             speed = stage.tokens_per_second
             lines.append(
                 [
@@ -115,14 +116,14 @@ def _speed_ups(runs: Sequence[Run]) -> dict[str, Any]:
     names = labels(runs)
     lines: list[list[Cell]] = [
         [
-            {"text": names[found.run], "run": found.run},
-            found.reference,
-            _times(found.theoretical),
-            _times(found.realised),
-            NONE if found.share is None else f"{found.share:.0%}",
-            found.note,
+            {"text": names[speed_up.run], "run": speed_up.run},
+            speed_up.reference,
+            _times(speed_up.theoretical),
+            _times(speed_up.realised),
+            NONE if speed_up.share is None else f"{speed_up.share:.0%}",
+            speed_up.note,
         ]
-        for found in speed_ups(runs)
+        for speed_up in speed_ups(runs)
     ]
     headings = ["run", "compared with", "theoretical", "realised", "realised of theoretical", "note"]
     shown = len(headings) if any(line[-1] for line in lines) else -1
@@ -130,13 +131,13 @@ def _speed_ups(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _differences(runs: Sequence[Run]) -> dict[str, Any]:
-    """The settings in which the runs differ, one column per run."""
+    """Return the settings in which the runs differ, with one column per run."""
     sheet = _compared("setting", runs, [run.config for run in runs])
     return {**sheet, "lines": [line for line in sheet["lines"] if len(set(line[1:])) > 1]}
 
 
 def _compared(heading: str, runs: Sequence[Run], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A line per name that occurs in any of the values, one column per run."""
+    """Return a line per name that occurs in any of the values, with one column per run."""
     columns = [flat(value) for value in values]
     lines = [[key, *(column.get(key, NONE) for column in columns)] for key in dict.fromkeys(chain(*columns))]
     headings: list[Cell] = [heading, *({"text": name, "run": index} for index, name in enumerate(labels(runs)))]
