@@ -1,1 +1,1 @@
-"""Judge models by tasks: encoders by fine-tuning (`run.finetune_all`), decoders by few-shot tasks (`fewshot`)."""
+"""Score models on tasks: encoders by fine-tuning (`run.finetune_all`), decoders by few-shot tasks (`fewshot`)."""

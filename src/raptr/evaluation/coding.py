@@ -1,4 +1,4 @@
-"""Examples as tables of ids that are cut into batches where they lie, on a GPU too."""
+"""Tokenized examples as tables of ids, from which batches are cut on the device that holds them, such as a GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MULTIPLE = 8  # batches are padded to a multiple of so many tokens
-SMALL = 256  # columns of smaller numbers, such as masks, take one byte each
+MULTIPLE = 8  # batches are padded to a multiple of this many tokens
+SMALL = 256  # columns whose numbers are all below this, such as masks, take one byte per number
 
 
 @final
@@ -18,7 +18,7 @@ SMALL = 256  # columns of smaller numbers, such as masks, take one byte each
 class Coded:
     """All examples of a file, padded on the right to the longest one; N examples, W tokens."""
 
-    columns_NW: Mapping[str, Tensor]  # what the model takes, by name
+    columns_NW: Mapping[str, Tensor]  # the model's inputs, by name
     targets_N: Tensor
     lengths_N: Tensor  # stays on the CPU
 
@@ -26,27 +26,27 @@ class Coded:
         return len(self.lengths_N)
 
     def to(self, device: torch.device) -> "Coded":
-        """The same tables on a device."""
+        """Return a copy with its columns and targets on `device`."""
         columns = {name: column.to(device) for name, column in self.columns_NW.items()}
         return Coded(columns, self.targets_N.to(device), self.lengths_N)
 
     def batch(self, places_B: Tensor, width: int) -> dict[str, Tensor]:
-        """The inputs of these examples, so many tokens wide."""
+        """Return the model's inputs for the examples at `places_B`, cut to `width` tokens."""
         columns = self.columns_NW.items()
         return {name: column[:, :width].index_select(0, places_B).long() for name, column in columns}
 
     def widths(self, order_N: Tensor, batch: int) -> list[int]:
-        """How wide each batch of an order is: its longest example, then up to a multiple of `MULTIPLE`.
+        """Return the width of each batch of an order: its longest example, rounded up to a multiple of `MULTIPLE`.
 
-        None is wider than the longest example of all.
+        No batch is wider than the longest example of all.
         """
         longest = [int(part_B.max()) for part_B in torch.split(self.lengths_N[order_N], batch)]
         room = next(iter(self.columns_NW.values())).shape[1]
-        return [min(-(-one // MULTIPLE) * MULTIPLE, room) for one in longest]
+        return [min(-(-length // MULTIPLE) * MULTIPLE, room) for length in longest]
 
 
 def coded(rows: Sequence[Mapping[str, Sequence[int]]], targets_N: Tensor, pad: int) -> Coded:
-    """The rows of a tokenizer as tables; ids are padded with `pad`, all else (no attention, the first type) with 0."""
+    """Put a tokenizer's rows into tables; ids are padded with `pad`, all else with 0 (no attention, the first type)."""
     columns = {}
     for name in rows[0]:
         lengths = np.fromiter((len(row[name]) for row in rows), np.int64, len(rows))

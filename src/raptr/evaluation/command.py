@@ -1,4 +1,4 @@
-"""The commands `raptr finetune` and `raptr fewshot`: parsing only, so that the help needs no torch."""
+"""The commands `raptr finetune` and `raptr fewshot`: only parsing, so that their help needs no torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,8 +58,7 @@ def finetune(
 ) -> None:
     """Fine-tune an encoder on a task at several learning rates and seeds, and score it on the dev set.
 
-    Leaves finetune.json and finetune.png. A command that was stopped or killed continues with the missing jobs when it
-    is given again.
+    Writes finetune.json and finetune.png. After a stop or a kill, the same command continues with the missing jobs.
     """
     with importing():
         from raptr.evaluation.finetuning import Request
@@ -110,10 +109,10 @@ def fewshot(
     batch: Annotated[int, typer.Option(help="Prompts at once.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Score decoders on few-shot tasks, through lm-eval, from local files; also bits per byte of the gold answers.
+    """Score decoders on few-shot tasks from local files, through lm-eval; also bits per byte of the gold answers.
 
-    Several models are compared, paired by example. Leaves fewshot.json and fewshot.png. A command that was stopped or
-    killed continues with the missing jobs when it is given again.
+    Several models are compared, paired by example. Writes fewshot.json and fewshot.png. After a stop or a kill, the
+    same command continues with the missing jobs.
     """
     require("raptr fewshot", "eval", EVAL)
     try:
@@ -143,7 +142,7 @@ def fewshot(
 
 
 def _leave(console: Console, done: "Judged", name: str) -> None:
-    """Say where the files are; exit with 3 where a stop was asked for."""
+    """Print where the files are; exit with code 3 after a stop."""
     for kind in ("json", "png") if done.record is not None else ():
         console.print(f"{kind:<8}{done.folder / f'{name}.{kind}'}", highlight=False, markup=False, soft_wrap=True)
     if done.stopped:

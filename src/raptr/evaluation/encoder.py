@@ -1,4 +1,4 @@
-"""The encoder that is judged, as a sequence classifier."""
+"""The encoder to be scored, as a sequence classifier of `transformers`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import (
 
 from raptr.evaluation.folder import ModelFolder, open_folder, quiet, refuse_mismatched, refuse_missing
 
-# What the configurations of encoders call their dropout rates.
+# Names of dropout rates in the configurations of encoders.
 DROPOUT = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob"),
     *("dropout", "attention_dropout", "seq_classif_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout"),
 )
-NARROW = 512  # widths up to this get NARROW_RATES too
+NARROW = 512  # encoders up to this width also try NARROW_RATES
 RATES = (1e-5, 2e-5, 3e-5, 5e-5)  # the paper's
 NARROW_RATES = (1e-4, 3e-4)
 
@@ -28,23 +28,23 @@ NARROW_RATES = (1e-4, 3e-4)
 @final
 @dataclass(frozen=True)
 class Encoder:
-    """A folder with an encoder and its tokenizer."""
+    """An encoder and its tokenizer, in a folder."""
 
     folder: ModelFolder
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rates to try unless others are given: narrow models want higher ones than the paper's."""
+        """The learning rates to try by default: narrow models also need higher ones than the paper's."""
         width = getattr(self.folder.config, "hidden_size", None)
         return (*RATES, *NARROW_RATES) if isinstance(width, int) and width <= NARROW else RATES
 
     def dropout_settings(self) -> list[str]:
-        """The settings of the configuration that are dropout rates."""
+        """Return the names of the dropout rates in the configuration."""
         known = self.folder.config.to_dict()
         return [name for name in DROPOUT if name in known]
 
     def classifier(self, outputs: int, dropout: float) -> PreTrainedModel:
-        """The model with a new head of so many outputs, in float32; the head is drawn from torch's generator."""
+        """Return the model in float32 with a new head of `outputs` outputs, drawn from torch's global generator."""
         changed = {"num_labels": outputs, **dict.fromkeys(self.dropout_settings(), dropout)}
         path = self.folder.path
         with quiet():
@@ -67,7 +67,7 @@ class Encoder:
 
 
 def load_encoder(model: Path) -> Encoder:
-    """The encoder in a folder; of a run it is the export, which is made if there is none."""
+    """Load the encoder in a folder. For a run this is its export, which is made if it is missing or out of date."""
     folder = open_folder(model)
     _refuse_other(folder.path, folder.config)
     if folder.config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
@@ -81,7 +81,7 @@ def load_encoder(model: Path) -> Encoder:
 
 
 def is_decoder(config: PretrainedConfig) -> bool:
-    """Whether a configuration is that of a model that goes on with a text."""
+    """Return whether a configuration is that of a decoder: a model that continues a text."""
     kind = config.model_type
     causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return causal or bool(getattr(config, "is_decoder", False))
@@ -100,13 +100,13 @@ def _refuse_other(path: Path, config: PretrainedConfig) -> None:
 def tokenize(
     encoder: Encoder, texts: Sequence[tuple[str, ...]], length: int, *, leading_space: bool
 ) -> tuple[list[dict[str, list[int]]], int]:
-    """Each example's ids, with whatever else the model takes, cut to `length` tokens at the longer text; how many were.
+    """Return each example's ids and other model inputs, and how many examples were cut.
 
-    A model that reads fewer tokens than `length` sets the limit.
+    An example of more than `length` tokens, or of more than the model reads, loses tokens of its longer text.
     """
-    if leading_space:  # a byte-level tokenizer knows most words with the space before them
+    if leading_space:  # byte-level tokenizers know most words with a space before them
         texts = [tuple(f" {text}" for text in example) for example in texts]
     columns: list[Any] = [[example[place] for example in texts] for place in range(len(texts[0]))]
     coded = encoder.folder.tokenizer(*columns, truncation="longest_first", max_length=encoder.folder.longest(length))
-    cut = sum(bool(one.overflowing) for one in coded.encodings or ())
+    cut = sum(bool(encoding.overflowing) for encoding in coded.encodings or ())
     return [{name: coded[name][i] for name in coded} for i in range(len(texts))], cut

@@ -1,8 +1,8 @@
-"""One encoder fine-tuned on one task: which jobs are wanted, which are finished, and the record over them.
+"""One encoder fine-tuned on one task: the jobs that are wanted, those that are finished, and their record.
 
-OUT/settings.json           what all jobs share: model, data and recipe; other ones are refused
+OUT/settings.json           what all jobs share: model, data and recipe; a folder with other settings is refused
 OUT/jobs/RATE-SEED.json     the result of a job
-OUT/finetune.json, .png     the record over all jobs, and its chart
+OUT/finetune.json, .png     the record of all jobs, and its chart
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from raptr.train.safety import LOCK
 
 NAME = "finetune"
 SETTINGS = "settings.json"
-RESULT = ("rate", "seed", "scores")  # what every job's file has
-MOST_SEEDS = 1000  # more is a slip
+RESULT = ("rate", "seed", "scores")  # the keys that every job's file has
+MOST_SEEDS = 1000  # more must be a mistake
 HIGHEST = 1  # learning rate
 
 Key = tuple[float, int]  # learning rate, seed
@@ -38,11 +38,12 @@ Key = tuple[float, int]  # learning rate, seed
 @final
 @dataclass(frozen=True)
 class Request:
-    """A model and the task to judge it by.
+    """A model to fine-tune, and the task to score it on.
 
-    `texts` and `label` name columns of the files, `dev` the dev file; what is not named is looked for. Without
-    `rates` the encoder's width decides (`Encoder.rates`). With `tune` the rates are compared on so many seeds, and the
-    other seeds run at the best one only. With `widen` rates are added until the best lies inside the grid (grid.py).
+    `texts` and `label` name columns of the files, and `dev` the dev file; if not given, they are looked for. Without
+    `rates` the encoder's width decides (`Encoder.rates`). With `tune` the rates are compared on that many seeds, and
+    the other seeds run at the best rate only. With `widen` rates are added until the best lies inside the grid
+    (grid.py).
     """
 
     model: Path
@@ -69,7 +70,7 @@ class Request:
 
     @property
     def files(self) -> tuple[object, ...]:
-        """What decides which examples are read."""
+        """The settings that decide which examples are read."""
         return (self.task, self.data, *self.texts, self.label, self.dev)
 
     def examples(self) -> TaskData:
@@ -79,7 +80,7 @@ class Request:
 
 @final
 class Finetuning:
-    """A request with its encoder and examples; `settle` comes before all else, when the folder is locked."""
+    """A request with its encoder and examples. Call `open`, lock the folder and call `settle` before anything else."""
 
     def __init__(self, request: Request, encoder: Encoder, examples: TaskData) -> None:
         self.request, self.encoder, self.examples = request, encoder, examples
@@ -89,16 +90,16 @@ class Finetuning:
 
     @property
     def task(self) -> Task:
-        """What the encoder is judged by."""
+        """The task that the encoder is scored on."""
         return self.examples.task
 
     def open(self) -> None:
-        """Make the folder; one that is no fine-tuning but holds something is refused."""
+        """Make the folder; refuse one that holds something other than a fine-tuning."""
         refuse_strange(self.folder, "fine-tuning", SETTINGS, _begun)
         (self.folder / "jobs").mkdir(parents=True, exist_ok=True)
 
     def settle(self) -> None:
-        """Write the settings, or refuse those that differ from the ones here; a model's name may change."""
+        """Write the settings, or refuse a folder whose settings differ; only the model's name may change."""
         path = self.folder / SETTINGS
         if path.is_file():
             refuse_changed(self.folder, read_json(path), self._settings, free=RENAMED)
@@ -106,7 +107,7 @@ class Finetuning:
             write_json(path, self._settings)
 
     def missing(self) -> list[Key]:
-        """The jobs that are wanted by now and not finished."""
+        """Return the jobs that are wanted so far and not finished."""
         jobs = self._jobs()
         done = {(job["rate"], job["seed"]) for job in jobs}
         return [key for key in self._wanted(jobs) if key not in done]
@@ -116,7 +117,7 @@ class Finetuning:
         write_json(self._path((result["rate"], result["seed"])), result)
 
     def judged(self) -> Judged:
-        """Write the record over all jobs of the folder, those of earlier commands too, and its chart."""
+        """Write the record and chart of all jobs in the folder, also those of earlier commands; return the outcome."""
         jobs = self._jobs()
         record = self._record(jobs)
         if record is not None:
@@ -127,22 +128,22 @@ class Finetuning:
         return Judged(self.folder, record, len(planned) - missing, len(planned) + later)
 
     def _wanted(self, jobs: Sequence[Mapping[str, Any]]) -> list[Key]:
-        """Every rate with the seeds on which they are compared; when these are done, the best rate with the others."""
+        """Return the wanted jobs: all rates on the first seeds and, when these are done, the best rate on the rest."""
         rates, best = self._search(jobs)
         first = [(rate, seed) for rate in rates for seed in range(self._compared)]
         return first + ([] if best is None else [(best, seed) for seed in range(self._compared, self.request.seeds)])
 
     def _search(self, jobs: Sequence[Mapping[str, Any]]) -> tuple[list[float], float | None]:
-        """The rates to compare, and the best one once all are compared; None where each diverged, too.
+        """Return the rates to compare, and the best one; None until all are compared, and if all diverged.
 
-        Every seed of a rate counts: one that diverges on a later seed is not the best any more.
+        Every seed of a rate counts: a rate that diverges on a later seed is no longer the best.
         """
         by_rate: dict[float, list[Mapping[str, Any]]] = {}
         added = self._rates
         while True:
             for rate in added:
                 by_rate[rate] = [job for job in jobs if job["rate"] == rate]
-            if any({*range(self._compared)} - {job["seed"] for job in found} for found in by_rate.values()):
+            if any({*range(self._compared)} - {job["seed"] for job in rate_jobs} for rate_jobs in by_rate.values()):
                 return list(by_rate), None
             best = best_rate(by_rate, self.task.metrics[0])
             wider = widened(list(by_rate), len(self._rates), best) if self.request.widen else []
@@ -154,7 +155,7 @@ class Finetuning:
         return self.folder / "jobs" / f"{key[0]!r}-{key[1]}.json"
 
     def _jobs(self) -> list[dict[str, Any]]:
-        """The results of all jobs of the folder, those of earlier commands too."""
+        """Return the results of all jobs in the folder, also those of earlier commands."""
         return [read_json(path, *RESULT) for path in sorted((self.folder / "jobs").glob("*.json"))]
 
     def _record(self, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -172,14 +173,14 @@ class Finetuning:
         return record
 
     def _note(self, record: dict[str, Any]) -> None:
-        """Note the score of the best rate in the folder of the run, if the encoder is one's."""
+        """Write the score at the best rate into the run's folder, if the encoder is a run's export."""
         metric = self.task.metrics[0]
-        how = json.dumps([self.examples.facts(), asdict(self.request.recipe)], sort_keys=True)
-        made = hashlib.sha256(how.encode()).hexdigest()[:16]
+        facts_and_recipe = json.dumps([self.examples.facts(), asdict(self.request.recipe)], sort_keys=True)
+        digest = hashlib.sha256(facts_and_recipe.encode()).hexdigest()[:16]
         for row in record["rows"]:
             if row["best"]:
                 constant, examples = record["baseline"][metric], record["data"]["dev"]["examples"]
-                facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric, "made": made}
+                facts = {"interval": row["interval"], "n": row["seeds"], "metric": metric, "made": digest}
                 chosen = {"rate": row["rate"], "edge": row["edge"]}
                 chance = at_chance(Row(**row), metric, constant, examples)
                 scored = {"score": row["means"][metric], "constant": constant, "chance": chance}
@@ -188,12 +189,12 @@ class Finetuning:
 
 
 def _begun(path: Path) -> bool:
-    """Whether a command that was killed before it wrote its settings leaves this."""
+    """Return whether a command that was killed before it wrote its settings may have left this path."""
     return path.name in (LOCK, f".{SETTINGS}.partial") or (path.name == "jobs" and not any(path.iterdir()))
 
 
 def _settings(encoder: Encoder, data: TaskData, recipe: Recipe) -> dict[str, Any]:
-    """What all jobs share."""
+    """Return the settings that all jobs share."""
     folder = encoder.folder
     return {
         "task": data.task.name,

@@ -1,4 +1,4 @@
-"""A folder of `transformers` with a model and its tokenizer: a raptr export, or anybody's model."""
+"""A folder with a model of `transformers` and its tokenizer: a raptr export, or anyone's model."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,13 +15,13 @@ from raptr.files import sha256_of
 from raptr.train import checkpoint
 from raptr.train.exporting import export, exported_step
 
-TOKENIZER = ("*token*", "*vocab*", "merges*", "*.model")  # names of a tokenizer's files
+TOKENIZER = ("*token*", "*vocab*", "merges*", "*.model")  # patterns of the names of a tokenizer's files
 
 
 @final
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a folder holds, without its weights."""
+    """What a model's folder holds, except the weights."""
 
     path: Path
     name: str
@@ -31,18 +31,18 @@ class ModelFolder:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """A checksum of the tokenizer's files; models that share it share what texts become."""
+        """A checksum of the tokenizer's files; models with the same one tokenize texts alike."""
         return _checksum(path for pattern in TOKENIZER for path in self.path.glob(pattern))
 
     def longest(self, length: int | None = None) -> int:
-        """How many tokens a sequence may have, at most `length`."""
+        """Return how many tokens a sequence may have: what model and tokenizer allow, at most `length`."""
         positions = getattr(self.config, "max_position_embeddings", None)
         limits = [self.tokenizer.model_max_length, *(limit for limit in (length, positions) if isinstance(limit, int))]
         return int(min(limits))
 
 
 def open_folder(model: Path) -> ModelFolder:
-    """The model in a folder; of a run it is the export, which is made if there is none."""
+    """Open the model in a folder. For a run this is its export, which is made if it is missing or out of date."""
     if not model.is_dir():
         raise ValueError(f"the model is {str(model)!r}, which is no folder; name a run, an export or a model's folder")
     is_run = (model / "config.yaml").is_file() and not (model / "config.json").is_file()
@@ -55,7 +55,7 @@ def open_folder(model: Path) -> ModelFolder:
         )
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(file, "pt"):  # the header says how long the file is
+            with safe_open(file, "pt"):  # this compares the file's length with its header
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is no whole safetensors file ({error}). Copy the folder again.") from error
@@ -69,16 +69,16 @@ def open_folder(model: Path) -> ModelFolder:
 
 
 def refuse_mismatched(folder: Path, loading: Mapping[str, Any]) -> None:
-    """Refuse weights whose shapes are not those of the configuration."""
-    for name, there, wanted in sorted(loading["mismatched_keys"]):
+    """Refuse weights whose shapes differ from those of the configuration."""
+    for name, shape, wanted in sorted(loading["mismatched_keys"]):
         raise ValueError(
-            f"{folder} cannot be loaded: {name} has the shape {tuple(there)}, with its config.json it would have "
+            f"{folder} cannot be loaded: {name} has the shape {tuple(shape)}, with its config.json it would have "
             f"{tuple(wanted)}"
         )
 
 
 def refuse_missing(folder: Path, names: Iterable[str], model: object) -> None:
-    """Refuse weights that lack tensors of the model."""
+    """Refuse weights that lack some of the model's tensors."""
     if lost := sorted(names):
         raise ValueError(
             f"{folder} has no weights for {len(lost)} tensors, such as {lost[0]}; its weights are not those of a "
@@ -87,7 +87,7 @@ def refuse_missing(folder: Path, names: Iterable[str], model: object) -> None:
 
 
 def _exported(run: Path) -> Path:
-    """The export of a run's newest checkpoint; an earlier one is replaced."""
+    """Return the export of a run's newest checkpoint; an export of another step is replaced."""
     folder, steps = run / "export", checkpoint.steps(run / "checkpoints")
     if not steps and (folder / "config.json").is_file():
         return folder
@@ -95,7 +95,7 @@ def _exported(run: Path) -> Path:
 
 
 def _fingerprint(folder: Path) -> str:
-    """A checksum of configuration, weights and tokenizer."""
+    """Return a checksum of configuration, weights and tokenizer."""
     return _checksum([*folder.glob("*.safetensors"), folder / "config.json", *folder.glob("tokenizer.json")])
 
 
@@ -106,7 +106,7 @@ def _checksum(paths: Iterable[Path]) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from announcing that a head is new, and from drawing bars."""
+    """Keep transformers from reporting that a head is new, and from drawing progress bars."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -119,5 +119,5 @@ def quiet() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The first sentence of what transformers says, which may go on for a page."""
+    """Return the first sentence of an error of transformers, which can be a page long."""
     return " ".join(str(error).split()).partition(". ")[0] or type(error).__name__

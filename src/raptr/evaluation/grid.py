@@ -1,14 +1,15 @@
-"""Grids of learning rates that are widened until the best rate lies inside, in pretraining and in fine-tuning."""
+"""Grids of learning rates that are widened until the best rate lies inside, for pretraining and fine-tuning."""
 
 from collections.abc import Sequence
 
-MOST = 8  # rates that may be added to a grid
+MOST = 8  # how many rates may be added to a grid
 
 
 def widened(rates: Sequence[float], given: int, best: float | None) -> list[float]:
-    """The rates to add to a grid of which `given` were asked for; none where the best lies inside, or `MOST` are added.
+    """Return the rates to add to a grid that had `given` rates at first; none once `MOST` rates were added.
 
-    Half the lowest rate, twice the highest, or both, where the best is one of these; half where all diverged.
+    These are half the lowest rate if that is the best or if all diverged (None), and twice the highest if that is the
+    best. If the best rate lies inside the grid, none are added.
     """
     if len(rates) >= given + MOST:
         return []

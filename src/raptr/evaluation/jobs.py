@@ -1,17 +1,17 @@
-"""What the evaluations share: what came out, small files of finished jobs."""
+"""What the evaluations share: their outcome, and the small files of finished jobs."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-RENAMED = ("model.name",)  # settings that may change between commands
+RENAMED = ("model.name",)  # settings that may change between two commands for one folder
 
 
 @final
 @dataclass(frozen=True)
 class Judged:
-    """What came out; `record` is None where no job is finished."""
+    """The outcome of an evaluation; `record` is None if no job is finished."""
 
     folder: Path
     record: dict[str, Any] | None
@@ -20,12 +20,12 @@ class Judged:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to stop before the last job."""
+        """Whether it was stopped before its last job."""
         return self.finished < self.planned
 
 
 def read_json(path: Path, *needed: str) -> dict[str, Any]:
-    """The mapping in a file that a job has written, which has these keys."""
+    """Read the mapping in a file that a job has written; ValueError if it is damaged or lacks a key of `needed`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

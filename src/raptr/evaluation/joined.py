@@ -1,8 +1,8 @@
-"""Several classifiers of one architecture as one model, which runs all of them in one pass.
+"""Join several classifiers of one architecture into one model, which runs all of them in one pass.
 
 A step of a small model is hundreds of operations that are too small to fill a GPU. So the layers of K models become
-one layer with their weights stacked, and the batch is their batches one after the other: products become batched
-products; attention, activations and dropout, which have no weights, see a larger batch.
+one layer with stacked weights, and their batches are concatenated: matrix products become batched matrix products;
+attention, activations and dropout, which have no weights, see a larger batch.
 """
 
 import copy
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-TOLERANCE = 1e-4  # between the outputs of a model alone and among others, in float32
+TOLERANCE = 1e-4  # between a model's outputs alone and when joined, in float32
 
 
 @final
 @dataclass
 class _Rows:
-    """How many rows the batch has, of all models together; known while the joined model runs."""
+    """The number of rows in the batch, over all models; known only while the joined model runs."""
 
     count: int = 0
 
     def of_each(self, inputs: Tensor, models: int) -> Tensor:
-        """Inputs by model; those that are not a batch's, such as distances between positions, cannot be divided."""
+        """Split inputs by model; ValueError if their rows are not the batch's, as for distances between positions."""
         if len(inputs) != self.count:
             raise ValueError(f"a layer takes {len(inputs)} rows, the batch has {self.count}")
         return torch.unflatten(inputs, 0, (models, -1))
@@ -44,7 +44,7 @@ def _biases(layers: Sequence[nn.Linear | nn.LayerNorm]) -> nn.Parameter | None:
 class _Linear(nn.Module):
     def __init__(self, layers: Sequence[nn.Linear], rows: _Rows) -> None:
         super().__init__()
-        # In memory as its gradient is, which a batched product gives transposed: copies between the two stay plain.
+        # Stored transposed, like the gradient that a batched product gives, so that copies between the two are plain.
         self.weight = nn.Parameter(_stacked([layer.weight.mT for layer in layers]).detach().mT)
         self.weight.requires_grad_(layers[0].weight.requires_grad)
         self.bias, self._rows = _biases(layers), rows
@@ -87,7 +87,7 @@ class _Embedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         if ids.ndim == 1:
             ids = ids.unsqueeze(0)
-        if len(ids) == 1:  # the same for all rows, such as positions
+        if len(ids) == 1:  # one row for the whole batch, such as positions
             ids = ids.expand(self._rows.count, *ids.shape[1:])
         places = self._rows.of_each(ids, len(self.first_K))
         places = places + self.first_K.view(-1, *[1] * (places.ndim - 1))
@@ -103,24 +103,24 @@ KINDS: Mapping[type[nn.Module], Any] = {nn.Linear: _Linear, nn.LayerNorm: _Layer
 def join(
     models: Sequence[nn.Module], alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor]
 ) -> nn.Module | None:
-    """The models as one, for batches that are joined the same way; None if this architecture cannot be joined.
+    """Return the models joined into one, which takes their concatenated batches; None if they cannot be joined.
 
-    Whether it can is tried: `alone` is a batch for each model, `together` the same examples one after the other, all
-    padded to one width, and the outputs must be the same. The models stay as they are.
+    A trial decides: `alone` is a batch for each model, `together` the same examples concatenated and padded to one
+    width. The outputs must be the same. The models are not changed.
     """
     names = [name for name, _ in models[0].named_modules(remove_duplicate=False)]
     weighted = {layer for layer in models[0].modules() if list(layer.parameters(recurse=False))}
     if not all(_plain(layer) for layer in weighted):
         return None
     joined, rows = copy.deepcopy(models[0]), _Rows()
-    made: dict[nn.Module, nn.Module] = {}  # by layer: one that is used in several places is joined once
+    joined_layers: dict[nn.Module, nn.Module] = {}  # by layer, since one that is used in several places is joined once
     try:
         for name in names:
             layers = [model.get_submodule(name) for model in models]
             if layers[0] in weighted:
-                if layers[0] not in made:
-                    made[layers[0]] = KINDS[type(layers[0])](layers, rows)
-                joined.set_submodule(name, made[layers[0]])
+                if layers[0] not in joined_layers:
+                    joined_layers[layers[0]] = KINDS[type(layers[0])](layers, rows)
+                joined.set_submodule(name, joined_layers[layers[0]])
         joined.register_forward_pre_hook(_Count(rows), with_kwargs=True)
         if not _equal(models, joined, alone, together) or not _apart(len(models), joined, together):
             return None
@@ -129,12 +129,12 @@ def join(
         return joined.train(models[0].training)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # code that looks into its layers, or at shapes, can fail in any way
+    except Exception:  # model code that inspects its layers or shapes can fail in any way
         return None
 
 
 def _plain(layer: nn.Module) -> bool:
-    """Whether a layer with weights is one that can be joined, and has no extras."""
+    """Return whether a layer with weights can be joined: one of the known types, without hooks or extras."""
     if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
         return False
     parametrized = set(layer._parameters) - {"weight", "bias"}
@@ -144,7 +144,7 @@ def _plain(layer: nn.Module) -> bool:
 @final
 @dataclass(frozen=True)
 class _Count:
-    """Notes how many rows the batch has that a model is called with."""
+    """A hook that notes how many rows the batch has with which a model is called."""
 
     rows: _Rows
 
@@ -156,24 +156,24 @@ class _Count:
 def _equal(
     models: Sequence[nn.Module], joined: Any, alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor]
 ) -> bool:
-    """Whether the models give together what each of them gives alone, without dropout.
+    """Return whether the joined model's outputs equal those of each model alone, without dropout.
 
-    All their weights get noise first: models that were pretrained as one, or have biases of 0, would agree whichever
-    of them a layer took its weights from.
+    Noise is added to all weights first: models that started from the same weights, or have biases of 0, would agree
+    even if a layer used another model's weights.
     """
     outputs = []
     for number, (model, batch) in enumerate(zip(models, alone, strict=True)):
-        moved: Any = copy.deepcopy(model).eval()
-        for weight in moved.parameters():
+        noisy: Any = copy.deepcopy(model).eval()
+        for weight in noisy.parameters():
             weight.add_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
-        _fill(joined, number, moved)
-        outputs.append(moved(**batch).logits)
-    expected, found = torch.cat(outputs), joined.eval()(**together).logits
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        _fill(joined, number, noisy)
+        outputs.append(noisy(**batch).logits)
+    expected, actual = torch.cat(outputs), joined.eval()(**together).logits
+    return actual.shape == expected.shape and torch.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _apart(models: int, joined: Any, together: Mapping[str, Tensor]) -> bool:
-    """Whether the outputs of the first model depend on no other's weights while it is trained."""
+    """Return whether, in training mode, the first model's outputs depend on no other model's weights."""
     outputs = joined.train()(**together).logits
     weights = [weight for weight in joined.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs[: len(outputs) // models].sum(), weights, materialize_grads=True)
@@ -182,7 +182,7 @@ def _apart(models: int, joined: Any, together: Mapping[str, Tensor]) -> bool:
 
 @torch.no_grad()
 def _fill(joined: nn.Module, number: int, model: nn.Module) -> None:
-    """Copy the weights of one of the models into the joined one."""
+    """Copy the weights of model `number` into the joined model."""
     weights, own = dict(joined.named_parameters()), dict(model.named_parameters())
     if weights.keys() != own.keys():
         raise ValueError("layers that share a weight would each get their own")

@@ -1,6 +1,6 @@
 """Accuracy, F1, Matthews correlation, Pearson and Spearman correlation, as scikit-learn and scipy define them.
 
-One difference: a correlation with constant predictions is 0 here, where scipy gives nan.
+One difference: a correlation with constant values is 0 here, while scipy gives nan.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,25 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def accuracy(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """The share of predictions that are right."""
+    """Return the fraction of predictions that are right."""
     return float(np.mean(np.asarray(targets) == np.asarray(predictions)))
 
 
 def binary_f1(targets: ArrayLike, predictions: ArrayLike, label: int = 1) -> float:
-    """The harmonic mean of one class's precision and recall; 0 where it is neither there nor predicted."""
+    """Return the F1 of one class, the harmonic mean of precision and recall; 0 if no target or prediction has it."""
     true, predicted = np.asarray(targets) == label, np.asarray(predictions) == label
     total = int(true.sum() + predicted.sum())
     return 2 * int((true & predicted).sum()) / total if total else 0.0
 
 
 def macro_f1(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """The mean of the F1 of all classes that are there or predicted."""
+    """Return the mean F1 of all classes that occur in targets or predictions."""
     classes = np.unique(np.concatenate([np.asarray(targets), np.asarray(predictions)]))
     return float(np.mean([binary_f1(targets, predictions, label) for label in classes.tolist()]))
 
 
 def matthews(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """The correlation of classes, for two or more of them (Gorodkin, 2004)."""
+    """Return the Matthews correlation, for two or more classes (Gorodkin, 2004)."""
     true, predicted = np.asarray(targets), np.asarray(predictions)
     classes = np.unique(np.concatenate([true, predicted]))
     true_k = np.array([np.sum(true == k) for k in classes], dtype=np.float64)
@@ -39,16 +39,16 @@ def matthews(targets: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def pearson(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """The linear correlation."""
+    """Return the linear correlation."""
     x, y = np.asarray(targets, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
-    if np.ptp(x) == 0 or np.ptp(y) == 0:  # after the mean is subtracted, rounding may leave something of a constant
+    if np.ptp(x) == 0 or np.ptp(y) == 0:  # a constant minus its mean may not be exactly 0
         return 0.0
     x, y = x - x.mean(), y - y.mean()
     return float(np.clip(x @ y / (np.sqrt(x @ x) * np.sqrt(y @ y)), -1, 1))
 
 
 def spearman(targets: ArrayLike, predictions: ArrayLike) -> float:
-    """The correlation of ranks; equal values share their mean rank."""
+    """Return the correlation of ranks; equal values share their mean rank."""
     return pearson(_ranks(targets), _ranks(predictions))
 
 
@@ -64,7 +64,7 @@ METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,
-    # GLUE's one number for STS-B
+    # GLUE's single number for STS-B
     "pearson-spearman": lambda targets, predictions: (
         (pearson(targets, predictions) + spearman(targets, predictions)) / 2
     ),
@@ -72,5 +72,5 @@ METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
 
 
 def score(names: Sequence[str], targets: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """The metrics by name."""
+    """Return the values of the named metrics."""
     return {name: METRICS[name](targets, predictions) for name in names}

@@ -1,4 +1,4 @@
-"""Notes the scores of a run's model in the run's folder, where reports and comparisons find them."""
+"""Write the scores of a run's model into the run's folder, where reports and comparisons read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from raptr.report.runs import EVALUATION
 
 
 def note_scores(model: ModelFolder, name: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add columns to RUN/evaluation/NAME.json; nothing where the model is no run's export.
+    """Add columns to RUN/evaluation/NAME.json; do nothing if the model is not a run's export.
 
-    Those of another model, such as the export of an earlier step, are dropped.
+    Columns of another model, such as the export of an earlier step, are dropped.
     """
     run = model.path.resolve().parent
     if model.path.resolve().name != "export" or not (run / "metrics.jsonl").is_file():

@@ -1,6 +1,6 @@
-"""A task's files: tsv or jsonl, plain or compressed, become texts and labels.
+"""Read a task's files (tsv or jsonl, plain or compressed) into texts and labels.
 
-A tsv file is read as GLUE writes it: tabs separate the fields, and quotation marks mean nothing.
+A tsv file is read as GLUE writes it: tabs separate the fields, and quotation marks have no meaning.
 """
 
 import gzip
@@ -27,7 +27,7 @@ DEV = ("dev", "dev_matched", "valid", "validation", "validation_matched")
 @final
 @dataclass(frozen=True)
 class Split:
-    """The examples of one file; targets are numbers of labels, or for regression the values themselves."""
+    """The examples of one file. Targets are the labels' numbers or, for regression, the values themselves."""
 
     path: Path
     sha256: str  # of the file, when it was read
@@ -41,7 +41,7 @@ class Split:
 @final
 @dataclass(frozen=True)
 class TaskData:
-    """A task with its files."""
+    """A task with the examples of its files."""
 
     task: Task
     train: Split
@@ -50,11 +50,11 @@ class TaskData:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the model gives for an example."""
+        """The number of outputs that the model has for an example."""
         return len(self.labels) or 1
 
     def facts(self) -> dict[str, Any]:
-        """What tells this data from other data."""
+        """Return what distinguishes this data from other data: files, checksums and labels."""
         files = {
             name: {"file": split.path.name, "examples": len(split), "sha256": split.sha256}
             for name, split in (("train", self.train), ("dev", self.dev))
@@ -67,7 +67,7 @@ def read_task(
 ) -> TaskData:
     """Read the training file and the dev file in a folder, or in the task's own folder inside it.
 
-    `texts` and `label` name columns, `dev` a file; what is not named is looked for.
+    `texts` and `label` name columns, and `dev` a file; if not given, they are looked for.
     """
     if len(texts) > 2:
         raise ValueError(f"--text is given {len(texts)} times; one or two texts are allowed")
@@ -76,8 +76,8 @@ def read_task(
             raise ValueError(f"--{option} is ''; the name of a {'file' if option == 'dev' else 'column'} is allowed")
     if not folder.is_dir():
         raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the task's files")
-    own = (task.folder, task.name) if task.folder else ()
-    folder = next((folder / name for name in own if (folder / name).is_dir()), folder)
+    subfolders = (task.folder, task.name) if task.folder else ()
+    folder = next((folder / name for name in subfolders if (folder / name).is_dir()), folder)
     paths = (_find(folder, TRAIN, "training"), _find(folder, (dev,) if dev else DEV, "dev"))
     sums = [sha256_of(path) for path in paths]
     train, held = (list(_examples(path, task, tuple(texts), label)) for path in paths)
@@ -102,7 +102,7 @@ class _Example:
 
 
 def file_named(folder: Path, stems: Sequence[str]) -> Path | None:
-    """The first file of these names, with or without their endings; None where there is none."""
+    """Return the first file with one of these names, which may lack their endings; None if there is none."""
     endings = [kind + compression for kind in KINDS for compression in ("", *COMPRESSED)]
     for stem in stems:
         for ending in endings:
@@ -121,7 +121,7 @@ def _find(folder: Path, stems: Sequence[str], what: str) -> Path:
 
 
 def _labels(task: Task, path: Path, rows: Sequence[_Example]) -> tuple[str, ...]:
-    """The labels in a fixed order; a wrong number of them mostly means the wrong column."""
+    """Return the labels in a fixed order; ValueError if their number is wrong, which mostly means the wrong column."""
     counts = Counter(row.label for row in rows)
     labels = tuple(sorted(counts))
     few = ", ".join(labels[:6]) + (", ..." if len(labels) > 6 else "")
@@ -136,7 +136,7 @@ def _labels(task: Task, path: Path, rows: Sequence[_Example]) -> tuple[str, ...]
 
 
 def _target(row: _Example, numbers: dict[str, float]) -> float:
-    """The number of the row's label; without any numbers of labels, the value that it is."""
+    """Return the number of the row's label; without `numbers`, for regression, the label's own value."""
     if numbers:
         if row.label not in numbers:
             raise ValueError(f"{row.where}: label is {row.label!r}; the training file has {', '.join(numbers)}")
@@ -165,7 +165,7 @@ def _examples(path: Path, task: Task, texts: tuple[str, ...], label: str | None)
 def _columns(
     where: str, row: dict[str, Any], task: Task, texts: tuple[str, ...], label: str | None
 ) -> tuple[tuple[str, ...], str]:
-    """The columns of the texts and of the label: those named, or the first choice that is there."""
+    """Return the columns of the texts and of the label: those named, or the first choice that the row has."""
     choices = (texts,) if texts else task.texts
     chosen = next((names for names in choices if all(name in row for name in names)), None)
     if chosen is None:
@@ -194,7 +194,7 @@ def _text(where: str, row: dict[str, Any], column: str) -> str:
 
 
 def _label(where: str, row: dict[str, Any], column: str) -> str:
-    """The label as a text, the same one for 1, 1.0 and "1"."""
+    """Return the label as a text, which is the same for 1, 1.0 and "1"."""
     value = row[column]
     if isinstance(value, bool):
         return str(value).lower()
@@ -206,7 +206,7 @@ def _label(where: str, row: dict[str, Any], column: str) -> str:
 
 
 def read_rows(path: Path, unnamed: tuple[str, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows as columns by name, with the numbers of their lines."""
+    """Yield each row's line number, and the row by column; `unnamed` are the columns of a tsv without a header."""
     names: list[str] | None = None
     for number, line in _lines(path):
         if not line.strip():
@@ -240,7 +240,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open("rb") as raw:
-            # Only line feeds end lines: texts may have other characters that Python takes for ends.
+            # Only line feeds end lines: texts may contain other characters that Python treats as line ends.
             text = io.TextIOWrapper(decompressed(raw, compression, path), encoding="utf-8-sig", newline="\n")
             for number, line in enumerate(text, start=1):
                 yield number, line.rstrip("\r\n")

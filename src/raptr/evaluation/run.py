@@ -1,4 +1,4 @@
-"""Fine-tune encoders on tasks, at every learning rate and seed that is not done yet, in turn or several at once.
+"""Fine-tune encoders on tasks: all missing learning rates and seeds, one by one or several at once.
 
 Each fine-tuning is a job with a small file (finetuning.py), so nothing is done twice. Several at once are jobs on the
 same examples, of one model or of several with the same architecture, whose models are joined (joined.py).
@@ -25,7 +25,7 @@ from raptr.train.config import find_device
 from raptr.train.safety import LOCK, StopRequest
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
-NAMES = ("_name_or_path", "architectures", "transformers_version")  # what no model computes with
+NAMES = ("_name_or_path", "architectures", "transformers_version")  # have no effect on the model
 COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 Kind: TypeAlias = tuple[object, ...]
@@ -40,7 +40,7 @@ def finetune_all(
     stop: StopRequest | None = None,
     on_judged: Callable[[Request, Judged], None] = lambda request, judged: None,
 ) -> list[Judged]:
-    """Do what is missing of all requests, earlier ones first; `on_judged` is told of each that came to its end."""
+    """Run the missing jobs of all requests, earlier ones first; `on_judged` is called for each finished request."""
     console, stop = console or Console(stderr=True), stop or StopRequest()
     where = find_device(device)
     if jobs < 1:
@@ -54,21 +54,23 @@ def finetune_all(
             on_judged(requests[number], judged[number])
 
     with ExitStack() as held:
-        for one in prepared:
-            one.open()
-            message = f"{one.folder} is used by another process; wait for it, or name another --out"
-            held.enter_context(locked(one.folder / LOCK, message))
-            one.settle()
+        for finetuning in prepared:
+            finetuning.open()
+            message = f"{finetuning.folder} is used by another process; wait for it, or name another --out"
+            held.enter_context(locked(finetuning.folder / LOCK, message))
+            finetuning.settle()
         held.enter_context(stop.listening())
-        for number, one in enumerate(prepared):
-            if not one.missing():
+        for number, finetuning in enumerate(prepared):
+            if not finetuning.missing():
                 end(number)
         _work(prepared, jobs, where, stop, console, end)
-        return [judged[number] if number in judged else one.judged() for number, one in enumerate(prepared)]
+        return [
+            judged[number] if number in judged else finetuning.judged() for number, finetuning in enumerate(prepared)
+        ]
 
 
 def _prepared(requests: Sequence[Request]) -> list[Finetuning]:
-    """The requests with their encoders and examples, each of which is read once."""
+    """Return the requests with their encoders and examples, reading each of these once."""
     examples: dict[object, TaskData] = {}
     encoders: dict[Path, Encoder] = {}
     prepared = []
@@ -89,7 +91,7 @@ def _work(
     console: Console,
     end: Callable[[int], None],
 ) -> None:
-    """Do the jobs, so many at once, until asked to stop."""
+    """Run the jobs, up to `jobs` at once, until asked to stop."""
     kinds = [_kind(one) for one in prepared]
     most = dict.fromkeys(kinds, jobs)
     tunings: dict[Kind, Tuning] = {}
@@ -108,11 +110,11 @@ def _work(
             except (torch.OutOfMemoryError, NotJoinedError) as error:
                 if len(group) == 1:
                     raise ValueError(NO_MEMORY) from error
-                lacks = isinstance(error, torch.OutOfMemoryError)
-                most[kind] = len(group) // 2 if lacks else 1
-                why = "the GPU lacks the memory" if lacks else str(error)
-                said = f"cannot make {len(group)} fine-tunings at once: {why}; going on with {most[kind]}"
-                _speaker(bar.console)(said)
+                out_of_memory = isinstance(error, torch.OutOfMemoryError)
+                most[kind] = len(group) // 2 if out_of_memory else 1
+                reason = "the GPU lacks the memory" if out_of_memory else str(error)
+                message = f"cannot make {len(group)} fine-tunings at once: {reason}; going on with {most[kind]}"
+                _speaker(bar.console)(message)
                 continue
             for (number, _), result in zip(group, results, strict=bool(results)):
                 _keep(prepared[number], result, bar.console)
@@ -122,15 +124,15 @@ def _work(
 
 
 def _kind(one: Finetuning) -> Kind:
-    """What is equal for jobs that can be done at once: architecture, tokenizer, examples and recipe."""
+    """Return what jobs must have in common to run at once: architecture, tokenizer, examples and recipe."""
     folder, asked = one.encoder.folder, one.request
     config = {key: value for key, value in folder.config.to_dict().items() if key not in NAMES}
-    made = json.dumps(config, sort_keys=True, default=str)
-    return (made, folder.tokenizer_fingerprint, folder.longest(), asked.files, asked.recipe)
+    architecture = json.dumps(config, sort_keys=True, default=str)
+    return (architecture, folder.tokenizer_fingerprint, folder.longest(), asked.files, asked.recipe)
 
 
 def _next(prepared: Sequence[Finetuning], kinds: Sequence[Kind], most: Mapping[Kind, int]) -> list[tuple[int, Key]]:
-    """The first job that is missing, and those that can be done with it, as many as may be at once."""
+    """Return the first missing job and others that can run with it, as many as `most` allows for their kind."""
     wanted = [(number, key) for number, one in enumerate(prepared) for key in one.missing()]
     if not wanted:
         return []
@@ -147,12 +149,12 @@ def _described(prepared: Sequence[Finetuning], group: Sequence[tuple[int, Key]])
 
 
 def _speaker(console: Console) -> Callable[[str], None]:
-    """What prints a line as it is."""
+    """Return a function that prints a line without markup or highlighting."""
     return partial(console.print, highlight=False, markup=False)
 
 
 def _keep(one: Finetuning, result: dict[str, Any], console: Console) -> None:
-    """Keep what a job came to, and say it."""
+    """Write a job's result, and print it."""
     one.keep(result)
     where = f"{one.encoder.folder.name} on {one.task.title}"
     single = " (in float32: the model cannot compute in bfloat16)"

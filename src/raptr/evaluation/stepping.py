@@ -1,9 +1,9 @@
-"""The steps of fine-tuning, with nothing in them that waits for the GPU.
+"""Steps of fine-tuning that never wait for the GPU.
 
 A step of a small model is hundreds of small kernels, and launching them one by one takes longer than running them. So
-on a GPU a whole step (the batch cut from the table, both passes, clipping, AdamW) is captured once for each shape of
-batches and replayed. The weights are bfloat16 copies of float32 ones, which AdamW updates: with autocast a third of
-the kernels would convert weights and gradients, one tensor at a time.
+on a GPU a whole step (cutting the batch from the table, forward and backward pass, clipping, AdamW) is captured once
+for each shape of batches and replayed. AdamW updates float32 weights, of which the model's weights are bfloat16 copies:
+with autocast a third of the kernels would convert weights and gradients, one tensor at a time.
 """
 
 from collections import Counter
@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from raptr.evaluation.coding import Coded
 from raptr.train.capture import captured
 
-WARM_UP = 3  # steps of a shape before it is captured: libraries and the optimizer set things up in them
+WARM_UP = 3  # steps of a shape before it is captured, in which libraries and the optimizer set things up
 
-Capture: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]  # makes the call that replays another call
+Capture: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]  # turns a call into one that replays it
 
 
 @final
 class Steps:
-    """AdamW on one model, or on several that were joined, one batch of examples for each at a time.
+    """AdamW on one model, or on several that were joined, with one batch of examples for each at a time.
 
-    `loss` gives that of each example. `capture` is how a step becomes a replay: a CUDA graph on a GPU, None to run
-    each step as it is; `say` is told why if that fails. With `half` the model computes in bfloat16, unless it cannot:
-    `precision` says which it is.
+    `loss` gives the loss of each example. `capture` turns a step into its replay: a CUDA graph on a GPU, or None to run
+    each step eagerly; `say` is told the reason if a capture fails. With `half` the model computes in bfloat16 if it
+    can; `precision` says whether it does.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Steps:
         self._replays: dict[tuple[int, int], tuple[Tensor, Callable[[], None]]] = {}
 
     def __call__(self, places_KB: Tensor, width: int, rates_K: Tensor) -> None:
-        """Do a step on these examples, those of the first model first, at each one's learning rate."""
+        """Run a step on these examples, the first model's first, at each model's learning rate."""
         self._rates_K.copy_(rates_K)
         key = (len(places_KB), width)
         self._seen[key] += 1
@@ -78,9 +78,9 @@ class Steps:
             own_KB = places_KB.clone()
             try:
                 self._replays[key] = (own_KB, self._capture(lambda: self._step(own_KB, width)))
-            except RuntimeError as error:  # a model that looks at its inputs, or no memory for another graph
+            except RuntimeError as error:  # a model that reads its inputs back, or no memory for another graph
                 if isinstance(error, torch.OutOfMemoryError) and self._joined > 1:
-                    raise  # fewer at once have room
+                    raise  # fewer models at once may fit
                 self._capture = None
                 self._say(f"steps are not replayed as CUDA graphs: {str(error).strip().splitlines()[0]}")
         if key in self._replays:
@@ -92,16 +92,16 @@ class Steps:
 
     @property
     def captured(self) -> int:
-        """How many shapes of batches are replayed."""
+        """The number of batch shapes that are replayed."""
         return len(self._replays)
 
     def diverged(self) -> list[int | None]:
-        """Each one's first step whose loss or gradient was not finite; waits for the GPU."""
+        """Return each model's first step whose loss or gradient was not finite, or None; waits for the GPU."""
         return [None if first < 0 else first for first in self._first_bad_K.tolist()]
 
     @property
     def losses(self) -> list[float]:
-        """Each one's on its last batch; waits for the GPU."""
+        """Each model's loss on its last batch; waits for the GPU."""
         losses: list[float] = self._losses_K.tolist()
         return losses
 
@@ -122,18 +122,18 @@ class Steps:
 
 
 def _of_each(tensors: Sequence[Tensor], joined: int) -> list[list[Tensor]]:
-    """The tensors of each model that was joined."""
+    """Return the tensors of each joined model."""
     return [[tensor[k] for tensor in tensors] for k in range(joined)] if joined > 1 else [list(tensors)]
 
 
 def _halved(model: nn.Module, batch: dict[str, Tensor]) -> bool:
-    """Give a model bfloat16 weights, if it can compute with them: a batch is tried, without dropout.
+    """Give a model bfloat16 weights if it can compute with them, as tried on a batch without dropout; return whether.
 
-    FNet cannot, for one: there is no bfloat16 Fourier transform.
+    FNet cannot, for example: there is no bfloat16 Fourier transform.
     """
     training, parameters = model.training, list(model.parameters())
     before = [parameter.data for parameter in parameters]
-    for parameter in parameters:  # those that are not trained, too: layers mix no precisions
+    for parameter in parameters:  # also those that are not trained, since layers cannot mix precisions
         parameter.data = parameter.data.bfloat16()
     model.eval()
     try:
@@ -151,16 +151,16 @@ def _halved(model: nn.Module, batch: dict[str, Tensor]) -> bool:
 
 
 def scores(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    """What a classifier gives for each example, in float32."""
+    """Return a classifier's logits for each example, in float32."""
     outputs: Tensor = model(**batch).logits
     return outputs.float()
 
 
 @contextmanager
 def on_stream(device: torch.device) -> Iterator[Capture | None]:
-    """Run on a stream on which steps can be captured as CUDA graphs; gives how, or None where there is no GPU.
+    """Run on a stream on which steps can be captured as CUDA graphs; yield the capture, or None without a GPU.
 
-    The graphs share their memory, as only one runs at a time.
+    The graphs share their memory, since only one of them runs at a time.
     """
     if device.type != "cuda":
         yield None

@@ -1,4 +1,4 @@
-"""The jobs of a fine-tuning summed up: a row for each learning rate, a table and a bar chart.
+"""A summary of the jobs of a fine-tuning: a row for each learning rate, a table and a bar chart.
 
 The best rate has the highest mean over the seeds that the compared rates have; a rate at which a job diverged is never
 the best. Intervals are Student's, over the seeds, as in comparisons.
@@ -23,7 +23,7 @@ Z95 = 1.96
 @final
 @dataclass(frozen=True)
 class Row:
-    """What one learning rate reached over the seeds; `means` has every metric, the other numbers are of the first."""
+    """The results of one learning rate over the seeds. `means` has every metric; other numbers are of the first."""
 
     rate: float
     seeds: int
@@ -37,21 +37,21 @@ class Row:
 
 
 def rows(jobs: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Row]:
-    """A row for every learning rate that has a finished job."""
+    """Return a row for every learning rate that has a finished job."""
     by_rate: dict[float, list[Mapping[str, Any]]] = {}
     for job in sorted(jobs, key=lambda job: (job["rate"], job["seed"])):
         by_rate.setdefault(job["rate"], []).append(job)
     best = best_rate(by_rate, metrics[0])
-    made = []
+    result = []
     for rate, group in by_rate.items():
         scores = [job["scores"] for job in group if job["scores"] is not None]
-        values = [one[metrics[0]] for one in scores]
+        values = [by_metric[metrics[0]] for by_metric in scores]
         summary = mean(values)
-        made.append(
+        result.append(
             Row(
                 rate=rate,
                 seeds=len(group),
-                means={name: fmean(one[name] for one in scores) for name in metrics} if scores else {},
+                means={name: fmean(by_metric[name] for by_metric in scores) for name in metrics} if scores else {},
                 deviation=stdev(values) if len(values) > 1 else None,
                 median=median(values) if values else None,
                 interval=summary.interval if summary else None,
@@ -60,14 +60,15 @@ def rows(jobs: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> list[Row]
                 edge=rate == best and len(by_rate) > 1 and rate in (min(by_rate), max(by_rate)),
             )
         )
-    return made
+    return result
 
 
 def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str) -> float | None:
-    """The rate with the highest mean over the seeds that all rates have; None where none is without a divergence.
+    """Return the rate with the highest mean over the seeds that all rates have; None if a job diverged at every rate.
 
-    A rate with fewer seeds that is not the best on those is left out, and the others are compared on more. Of equals it
-    is one inside the grid; where all are equal, as at chance, the highest, since higher ones may still learn.
+    A rate with fewer seeds that is not the best on those is left out, so that the other rates are compared on more
+    seeds. Among equally good rates, one inside the grid is taken. If all are equal, as at chance, it is the highest
+    rate, since even higher ones may still learn.
     """
     left = {
         rate: {job["seed"]: job["scores"][metric] for job in group}
@@ -89,26 +90,26 @@ def best_rate(by_rate: Mapping[float, Sequence[Mapping[str, Any]]], metric: str)
 
 
 def standard_error(metric: str, value: float, examples: int) -> float:
-    """How far a share, or a correlation, lies from that on another dev set of this size."""
+    """Return the standard error of a share, or of a correlation, on a dev set of this size."""
     variance = max(0.0, value * (1 - value)) if metric == "accuracy" else (1 - value**2) ** 2
     return math.sqrt(variance / examples)
 
 
 def at_chance(row: Row, metric: str, baseline: float, examples: int) -> bool:
-    """Whether the mean is not above the constant answer's score by more than its errors, over seeds and examples."""
+    """Return whether the mean is not above the constant answer by more than its errors, over seeds and examples."""
     margin = max(row.interval or 0.0, Z95 * standard_error(metric, baseline, examples))
     return row.means[metric] <= baseline + margin
 
 
 def rich_table(record: Mapping[str, Any]) -> Table:
-    """The record as a table for the terminal, in percent."""
+    """Return the record as a table for the terminal, in percent."""
     metrics, baseline, examples = record["metrics"], record["baseline"], record["data"]["dev"]["examples"]
     title = f"{record['model']['name']} on {record['task']}: {metrics[0]} on the dev set, in percent"
     table = Table(title=Text(title))
     headings = ["rate", "seeds", "mean", "± 95%", "deviation", "median", *metrics[1:]]
     for heading in headings:
         table.add_column(heading, justify="right")
-    for row in (Row(**one) for one in record["rows"]):
+    for row in (Row(**fields) for fields in record["rows"]):
         note = f" ({row.diverged} diverged)" if row.diverged else ""
         cells = [
             f"{row.rate:g}",
@@ -128,20 +129,20 @@ def rich_table(record: Mapping[str, Any]) -> Table:
 
 
 def notes(record: Mapping[str, Any], examples: int) -> list[str]:
-    """What must be known about the table."""
+    """Return what a reader must know about the table, as sentences."""
     metric, baseline = record["metrics"][0], record["baseline"][record["metrics"][0]]
-    best = next((Row(**one) for one in record["rows"] if one["best"]), None)
+    best = next((Row(**fields) for fields in record["rows"] if fields["best"]), None)
     if best is None:
         return ["A job diverged at every learning rate: try lower ones with --rate."]
     error = standard_error(metric, best.means[metric], examples)
-    said = [f"With {examples:,} dev examples the standard error of one score is {100 * error:.1f} points."]
+    sentences = [f"With {examples:,} dev examples the standard error of one score is {100 * error:.1f} points."]
     if len(record["rows"]) > 1:
-        said.insert(0, f"Best rate: {best.rate:g}, chosen on this dev set, so its score is slightly optimistic.")
+        sentences.insert(0, f"Best rate: {best.rate:g}, chosen on this dev set, so its score is slightly optimistic.")
     if at_chance(best, metric, baseline, examples):
-        said.append("That is chance: it is not above the best constant answer by more than its errors.")
+        sentences.append("That is chance: it is not above the best constant answer by more than its errors.")
     if best.edge:
-        said.append("The best rate lies at the edge of the grid: widen it with --widen or --rate.")
-    return said
+        sentences.append("The best rate lies at the edge of the grid: widen it with --widen or --rate.")
+    return sentences
 
 
 def _percent(value: float | None) -> str:
@@ -149,9 +150,9 @@ def _percent(value: float | None) -> str:
 
 
 def draw(record: Mapping[str, Any]) -> Figure:
-    """A bar for each learning rate, from the constant answer to the mean, with its 95% interval and every seed."""
+    """Draw a bar for each learning rate, from the constant answer to the mean, with its 95% interval and every seed."""
     metric = record["metrics"][0]
-    shown = [row for row in (Row(**one) for one in record["rows"]) if row.means]
+    shown = [row for row in (Row(**fields) for fields in record["rows"]) if row.means]
     baseline = 100 * record["baseline"][metric]
     figure = Figure(figsize=(900 / DPI, 600 / DPI), dpi=DPI, layout="constrained", facecolor="white")
     axes = figure.subplots()

@@ -1,7 +1,7 @@
-"""The tasks by name: which columns hold the texts, how many labels there are, and what is measured. No torch.
+"""Tasks by name: the columns of their texts, the number of labels, and the metrics. No torch.
 
-GLUE (Wang et al., 2018) is distributed in several forms with other names of columns; each task lists those it takes.
-`classification` is any task on one or two texts whose files have a column of texts and one of labels.
+GLUE (Wang et al., 2018) is distributed in several forms with different names of columns; each task lists those that it
+accepts. `classification` is any task on one or two texts, in files with columns for the texts and for the label.
 """
 
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from typing import final
 from raptr.settings import nearest
 
 SENTENCES = ("sentence1", "sentence2")
-LABELS = ("label", "gold_label", "score")  # names of the column, the first that a file has
+LABELS = ("label", "gold_label", "score")  # names of the label's column; the first one that a file has is taken
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """A task; `texts` lists the columns of one or two texts, the first choice that a file has."""
+    """A task. `texts` lists choices of columns for its one or two texts; the first choice that a file has is taken."""
 
     name: str
     texts: tuple[tuple[str, ...], ...]
-    labels: int | None  # how many there must be; None: at least two
+    labels: int | None  # how many there must be; None: any number from two on
     metrics: tuple[str, ...] = ("accuracy",)  # the first chooses the learning rate
-    folder: str = ""  # what GLUE's download calls it
+    folder: str = ""  # its name in GLUE's download
     regression: bool = False
-    unnamed: tuple[str, ...] = ()  # the columns of a tsv file that does not name them
+    unnamed: tuple[str, ...] = ()  # the columns of a tsv file without a header
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> Task:
-    """The task of this name; capitals and hyphens do not matter, so SST-2 is sst2."""
+    """Return the task with this name; capitals, hyphens and underscores do not matter, so SST-2 is sst2."""
     task = TASKS.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:
         raise ValueError(f"--task is {name!r}; {nearest(name, TASKS)}allowed: {', '.join(TASKS)}")

@@ -1,8 +1,9 @@
-"""Fine-tune an encoder at one learning rate and seed, or several at once, and score it on the dev set.
+"""Fine-tune an encoder at one learning rate and seed, or at several at once, and score it on the dev set.
 
-The paper's recipe: 3 epochs, batches of 32, the learning rate rises linearly over 6% of the steps and then stays.
-What it does not say is BERT's: AdamW with eps 1e-6, weight decay 0.01 on matrices and embeddings, gradients clipped at
-norm 1, dropout 0.1, 128 tokens. The score is that of the last step; no step is chosen by its score.
+The paper's recipe: 3 epochs, batches of 32, and a learning rate that rises linearly over 6% of the steps and then
+stays constant. What the paper does not say is as in BERT: AdamW with eps 1e-6, weight decay 0.01 on matrices and
+embeddings, gradients clipped at norm 1, dropout 0.1, 128 tokens. The score is that of the last step; no step is chosen
+by its score.
 """
 
 import math
@@ -26,21 +27,21 @@ from raptr.evaluation.stepping import Steps, on_stream, scores
 from raptr.train.safety import StopRequest
 
 EVAL_BATCH = 256
-EVAL_ROWS = 2048  # of all models that are scored at once
-TRIED = 2  # examples for each model on which joined ones are tried
+EVAL_ROWS = 2048  # of a batch, summed over the models that are scored at once
+TRIED = 2  # examples for each model in the trial of a joined model
 
 
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """How an encoder is fine-tuned, whatever the learning rate and the seed."""
+    """How an encoder is fine-tuned, apart from the learning rate and the seed."""
 
     epochs: int = 3
     batch: int = 32
     warmup: float = 0.06
     dropout: float = 0.1
     length: int = 128
-    examples: int | None = None  # so many of the training examples; None: all
+    examples: int | None = None  # how many training examples to use; None: all
     leading_space: bool = False
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -60,14 +61,14 @@ class Recipe:
             raise ValueError(f"--clip is {self.clip}; more than 0 is allowed")
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, relative to its highest value."""
+        """Return the learning rate of a step, relative to its highest value."""
         return min(1.0, (step + 1) / max(1, round(self.warmup * steps)))
 
 
 @final
 @dataclass(frozen=True)
 class Job:
-    """One fine-tuning."""
+    """One fine-tuning: an encoder at a learning rate and a seed."""
 
     encoder: Encoder
     rate: float
@@ -75,27 +76,27 @@ class Job:
 
 
 class NotJoinedError(ValueError):
-    """Several models were to run at once, but their architecture allows one at a time."""
+    """Several models were to run at once, but their architecture does not allow it."""
 
 
 @final
 class Tuning:
-    """A task's examples, tokenized once for all jobs of models that share a tokenizer."""
+    """A task's examples, tokenized once for all jobs whose models share a tokenizer."""
 
     def __init__(self, encoder: Encoder, data: TaskData, recipe: Recipe, device: torch.device) -> None:
         self._data, self._recipe, self._device = data, recipe, device
-        self.length, self.cut = encoder.folder.longest(recipe.length), 0  # tokens, and how many examples had more
+        self.length, self.cut = encoder.folder.longest(recipe.length), 0  # limit in tokens; number of examples cut
         self._train = self._code(encoder, chosen(data.train, recipe.examples)).to(device)
         self._dev = self._code(encoder, data.dev).to(device)
         self.steps = recipe.epochs * math.ceil(len(self._train) / recipe.batch)
 
     @property
     def note(self) -> str | None:
-        """How many of the examples were cut, and where; None: none."""
+        """A sentence that says how many examples were cut, and at what length; None if none were."""
         if not self.cut:
             return None
-        whole, given = len(self._train) + len(self._dev), self._recipe.length
-        limit = f"--length {given}" if self.length == given else f"{self.length} tokens, the most that the model reads"
+        whole, asked = len(self._train) + len(self._dev), self._recipe.length
+        limit = f"--length {asked}" if self.length == asked else f"{self.length} tokens, the most that the model reads"
         return f"{self.cut:,} of {whole:,} examples are longer than {limit}, and are cut"
 
     def _code(self, encoder: Encoder, split: Split) -> Coded:
@@ -113,10 +114,10 @@ class Tuning:
         on_steps: Callable[[int], None] = lambda count: None,
         say: Callable[[str], None] = lambda text: None,
     ) -> list[dict[str, Any]]:
-        """The results of jobs that are made at once; none if it was asked to stop before they ended.
+        """Run jobs at once and return their results, or an empty list if a stop was asked for before they ended.
 
-        The models must have one architecture. `on_steps` is told how many steps were made, those of all jobs; `say`,
-        why steps are slow.
+        The models must have one architecture. `on_steps` is told how many steps were made, summed over the jobs;
+        `say` is told why steps are slow, if they are.
         """
         devices = [self._device] if self._device.type == "cuda" else []
         started = time.monotonic()
@@ -152,23 +153,23 @@ class Tuning:
             ]
 
     def _classifier(self, jobs: Sequence[Job]) -> nn.Module:
-        """The model of a job, or those of several joined."""
-        made: dict[tuple[Path, int], nn.Module] = {}  # jobs that differ in their learning rates alone start alike
+        """Return the model of a job, or the joined models of several jobs."""
+        by_start: dict[tuple[Path, int], nn.Module] = {}  # jobs that differ only in learning rate start alike
         places = [(job.encoder.folder.path, job.seed) for job in jobs]
         for place, job in zip(places, jobs, strict=True):
-            if place not in made:
-                torch.manual_seed(job.seed)  # the new head
+            if place not in by_start:
+                torch.manual_seed(job.seed)  # for the new head
                 model = job.encoder.classifier(self._data.outputs, self._recipe.dropout)
-                made[place] = nn.Module.to(model, self._device)
-        models = [made[place] for place in places]
-        torch.manual_seed(jobs[-1].seed)  # the trial and dropout
+                by_start[place] = nn.Module.to(model, self._device)
+        models = [by_start[place] for place in places]
+        torch.manual_seed(jobs[-1].seed)  # for the trial and for dropout
         if len(models) == 1:
             return models[0]
-        # Examples of all lengths: with the others, those of a model can be padded further than alone.
+        # Try examples of all lengths: a joined model may pad a model's examples further than it would alone.
         ranks = torch.linspace(0, len(self._train) - 1, TRIED * len(jobs)).long()
         order = self._train.lengths_N.argsort(stable=True)[ranks]
         widths, tried = self._train.widths(order, TRIED), order.to(self._device)
-        alone = [self._train.batch(*one) for one in zip(torch.split(tried, TRIED), widths, strict=True)]
+        alone = [self._train.batch(*selection) for selection in zip(torch.split(tried, TRIED), widths, strict=True)]
         joined = join(models, alone, self._train.batch(tried, max(widths)))
         if joined is None:
             raise NotJoinedError(f"models of type {jobs[0].encoder.folder.config.model_type} cannot be joined")
@@ -177,7 +178,7 @@ class Tuning:
     def _fit(
         self, model: nn.Module, steps: Steps, jobs: Sequence[Job], stop: StopRequest, on_steps: Callable[[int], None]
     ) -> bool:
-        """Train to the last step, or to the end of an epoch in which all jobs diverged; false if a stop came first."""
+        """Train to the last step, or to the end of an epoch in which all jobs diverged; return False after a stop."""
         recipe, step = self._recipe, 0
         orders = [torch.Generator().manual_seed(job.seed) for job in jobs]
         rates_K = torch.tensor([job.rate for job in jobs], device=self._device)
@@ -192,7 +193,7 @@ class Tuning:
                 steps(places_KB.flatten(), max(wide), rates_K * recipe.rate(step, self.steps))
                 step += 1
                 on_steps(len(jobs))
-            if None not in steps.diverged():  # read once an epoch: no step waits for the GPU
+            if None not in steps.diverged():  # read once per epoch, so that no step waits for the GPU
                 break
         return True
 
@@ -203,7 +204,7 @@ class Tuning:
 
     @torch.no_grad()
     def _answers(self, model: nn.Module, joined: int) -> np.ndarray[Any, Any]:
-        """What each model answers on the dev set, which is cut into batches of similar lengths."""
+        """Return each model's answers on the dev set, shape (K, N), from batches of examples of similar lengths."""
         model.eval()
         size = max(1, min(EVAL_BATCH, EVAL_ROWS // joined))
         by_length_N = self._dev.lengths_N.argsort(stable=True)
@@ -222,7 +223,7 @@ class Tuning:
 
 
 def chosen(split: Split, examples: int | None) -> Split:
-    """So many examples, the same ones for every seed; all if there are no more."""
+    """Return `examples` of the examples, the same ones for every seed, or all if there are no more."""
     if examples is None or examples >= len(split):
         return split
     places = np.random.default_rng(0).permutation(len(split))[:examples].tolist()
@@ -231,7 +232,7 @@ def chosen(split: Split, examples: int | None) -> Split:
 
 
 def constant_answer(data: TaskData) -> dict[str, float]:
-    """The scores of the best constant answer: the dev set's most frequent label, or its mean, for every example."""
+    """Return the scores of the best constant answer: the dev set's most frequent label, or for regression its mean."""
     targets = np.array(data.dev.targets)
     values, counts = np.unique(targets, return_counts=True)
     answer = targets.mean() if data.task.regression else values[counts.argmax()]
