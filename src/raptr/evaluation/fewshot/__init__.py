@@ -1,1 +1,1 @@
-"""Judge decoders by few-shot tasks, through lm-eval, from local files: `run.fewshot`."""
+"""Score decoders on few-shot tasks from local files, through lm-eval: `run.fewshot`."""

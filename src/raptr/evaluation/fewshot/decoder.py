@@ -1,8 +1,8 @@
-"""The decoder that is judged, as a model of lm-eval: likelihoods of answers, and answers written greedily.
+"""The decoder to be scored, as a model of lm-eval: likelihoods of answers, and greedy generation.
 
-Attention is causal, or, for models trained with UL2, over a prefix: the positions of the prompt see each other. Either
-way the prompt of such a model begins with the mode token of its S denoisers. A prompt that is too long loses its
-beginning but for a first special token, which is the mode token or the one that the tokenizer puts there.
+Attention is causal or, for models trained with UL2, over a prefix: the positions of the prompt see each other. Either
+way the prompt of a UL2 model begins with the mode token of its S denoisers. A prompt that is too long loses its
+beginning, except for a leading special token: the mode token, or one that the tokenizer puts there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,30 +24,30 @@ from raptr.train.safety import StopRequest
 
 Attention = Literal["causal", "prefix"]
 ATTENTIONS: tuple[Attention, ...] = ("causal", "prefix")
-MODE = MODES[1]  # S denoisers: go on with a text
-UL2 = "ul2"  # the tag in the card of an export
-ANSWER = 16  # tokens of an answer where a task does not say
+MODE = MODES[1]  # of S denoisers, which continue a text
+UL2 = "ul2"  # the tag in an export's model card
+ANSWER = 16  # the most tokens of an answer, if the task does not say
 
 
 class Stopped(Exception):
-    """SIGTERM or Ctrl-C came in the middle of a job."""
+    """Raised when SIGTERM or Ctrl-C came in the middle of a job."""
 
 
 @final
 @dataclass(frozen=True)
 class Decoder:
-    """A folder with a decoder; `mode` is the token before its prompts, if it was trained with UL2."""
+    """A decoder in a folder; `mode` is the token before its prompts, or None if it was not trained with UL2."""
 
     folder: ModelFolder
     mode: int | None
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """How it is judged unless that is said: a UL2 model in both ways."""
+        """The kinds of attention to score it with by default: both for a UL2 model."""
         return ATTENTIONS if self.mode is not None else ATTENTIONS[:1]
 
     def weights(self, device: torch.device) -> PreTrainedModel:
-        """The model in float32 on the device."""
+        """Load the model in float32 on the device."""
         path = self.folder.path
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -68,7 +68,7 @@ class Decoder:
 
 
 def load_decoder(model: Path, attentions: Sequence[str] = ()) -> Decoder:
-    """The decoder in a folder, of a run its export; refused where it cannot attend as `attentions` ask."""
+    """Load the decoder in a folder (for a run, its export); refuse one without the kinds of attention asked for."""
     folder = open_folder(model)
     if not is_decoder(folder.config):
         raise ValueError(
@@ -87,7 +87,7 @@ def load_decoder(model: Path, attentions: Sequence[str] = ()) -> Decoder:
 
 
 def _tags(folder: Path) -> list[str]:
-    """The tags in a model's card, which stand between two lines of dashes."""
+    """Return the tags of a model card, from its header between two lines of dashes."""
     card = folder / "README.md"
     parts = card.read_text(encoding="utf-8").split("---\n") if card.is_file() else []
     try:
@@ -99,7 +99,7 @@ def _tags(folder: Path) -> list[str]:
 
 
 def prefix_mask(prefixes: Sequence[int], width: int, device: torch.device) -> Tensor:
-    """True where position q sees k: k <= q, or both in the prefix of their row; (rows, 1, width, width)."""
+    """Return a mask, True where position q sees k: k <= q, or both in their row's prefix; (rows, 1, width, width)."""
     place = torch.arange(width, device=device)
     prefix = torch.tensor(prefixes, device=device).view(-1, 1, 1, 1)
     return (place <= place[:, None]) | (place < prefix)
@@ -107,7 +107,7 @@ def prefix_mask(prefixes: Sequence[int], width: int, device: torch.device) -> Te
 
 @final
 class Scorer(TemplateLM):
-    """A decoder with one kind of attention, as lm-eval asks it; `cut` has the prompts that were too long."""
+    """A decoder with one kind of attention, as a model of lm-eval; `cut` holds the prompts that were too long."""
 
     backend = "causal"
 
@@ -124,7 +124,7 @@ class Scorer(TemplateLM):
         super().__init__()
         self._decoder, self._model, self._prefix = decoder, model, attention == "prefix"
         self._batch, self._stop, self._done = batch, stop, on_requests
-        self._tokens = decoder.folder.tokenizer  # `tokenizer` is lm-eval's, for chats
+        self._tokens = decoder.folder.tokenizer  # not named `tokenizer`, which lm-eval uses for chats
         self._longest = decoder.folder.longest()
         pad = self._tokens.pad_token_id
         self._pad = self.eot_token_id if pad is None else pad
@@ -135,21 +135,21 @@ class Scorer(TemplateLM):
         return int(self._tokens.eos_token_id)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The tokens of a text, with what the tokenizer puts before it."""
+        """Return a text's tokens, with those that the tokenizer puts before it but without an end token after it."""
         ids: list[int] = self._tokens.encode(string, add_special_tokens=add_special_tokens is not False)
         end = self._tokens.eos_token_id
         return ids[:-1] if len(ids) > 1 and ids[-1] == end and not string.endswith(self._tokens.eos_token) else ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """The log-likelihood of each continuation, and whether it is the likeliest; lm-eval's bar stays away."""
+        """Return each continuation's log-likelihood, and whether it is the likeliest, without lm-eval's bar."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """No task here asks for this."""
+        """Raise NotImplementedError, since no task here needs it."""
         raise NotImplementedError
 
     def _prompt(self, context: list[int], room: int) -> list[int]:
-        """The context with its mode token, without as much of its beginning as does not fit."""
+        """Return the context after its mode token, cut at the beginning to `room` tokens."""
         whole = context if self._decoder.mode is None else [self._decoder.mode, *context]
         if len(whole) <= room:
             return whole
@@ -172,7 +172,7 @@ class Scorer(TemplateLM):
         return [results[place] for place in range(len(rows))]
 
     def _logits(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-        """The scores at the positions that predict each row's answer."""
+        """Return the logits at the positions that predict each row's answer."""
         inputs = [(prompt + answer)[:-1] for prompt, answer in rows]
         width = max(map(len, inputs))
         device = self._model.device
@@ -186,7 +186,7 @@ class Scorer(TemplateLM):
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answer that follows each prompt greedily, up to the first of the strings to stop at."""
+        """Return each prompt's greedy continuation, up to the first of the strings to stop at."""
         rows = []
         for context, options in (request.args for request in requests):
             new = min(options.get("max_gen_toks", ANSWER), self._longest // 2)
@@ -194,13 +194,13 @@ class Scorer(TemplateLM):
         results: dict[int, str] = {}
         for places in self._batches([len(prompt) for prompt, _, _ in rows]):
             new, until = rows[places[0]][1], rows[places[0]][2]
-            assert all(rows[place][1:] == (new, until) for place in places)  # one task at a time
+            assert all(rows[place][1:] == (new, until) for place in places)  # the requests are of one task
             texts = self._written([rows[place][0] for place in places], new, until)
             results |= zip(places, texts, strict=True)
         return [results[place] for place in range(len(rows))]
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """The places of rows of these lengths, some at a time, the longest first, until asked to stop."""
+        """Yield batches of indices of rows with these lengths, the longest first; raise `Stopped` if asked to stop."""
         order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
         for start in range(0, len(order), self._batch):
             if self._stop.asked:
@@ -214,7 +214,7 @@ class Scorer(TemplateLM):
         present = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device)
         cache = DynamicCache()
         if self._prefix and width > 1:
-            # The positions of a prompt see each other; those of the padding only themselves, which nobody sees.
+            # Positions of a prompt see each other. A padding position sees only itself, and no other position sees it.
             seen = (present[:, None, None, :] & present[:, None, :, None]).bool() | torch.eye(
                 width, dtype=torch.bool, device=device
             )
@@ -238,7 +238,7 @@ class Scorer(TemplateLM):
 
 @final
 class _Ends(StoppingCriteria):
-    """Stops a row at the first of some strings in what was written after the prompt."""
+    """Stops a row once one of some strings occurs in what was written after the prompt."""
 
     def __init__(self, tokenizer: Any, prompt: int, until: Sequence[str]) -> None:
         self._tokenizer, self._prompt, self._until = tokenizer, prompt, until
@@ -251,6 +251,6 @@ class _Ends(StoppingCriteria):
         return torch.tensor(ended, device=input_ids.device)
 
     def answer(self, row: Tensor) -> str:
-        """What was written, without what came after the first string to stop at."""
+        """Return what was written before the first of the strings to stop at."""
         text = self._text(row)
         return text[: min((place for stop in self._until if (place := text.find(stop)) >= 0), default=len(text))]

@@ -1,8 +1,8 @@
-"""The documents of few-shot tasks: rows of local files in the form that the prompts of the task files take.
+"""The documents of few-shot tasks: rows of local files, in the form that the prompts of the task files need.
 
-The examples that are judged and the exemplars shown before them come from two files, or, where there is no file of
-exemplars, from two parts of one. Both are shuffled once, in the same way for every model, because many files are
-sorted by article. Answers are normalised as SQuAD's own script does: lower case, no punctuation, no articles.
+The scored examples and the exemplars shown before them come from two files or, if there is no file of exemplars, from
+two parts of one. Both are shuffled, in the same way for every model, because many files are sorted by article. Answers
+are normalised as in SQuAD's own script: lower case, no punctuation, no articles.
 """
 
 import re
@@ -18,7 +18,7 @@ from datasets.arrow_dataset import Dataset
 from raptr.evaluation.metrics import binary_f1, macro_f1
 from raptr.evaluation.reading import file_named, read_rows
 
-EXEMPLARS = 64  # held out where there is no file of exemplars, of at most an eighth of the examples
+EXEMPLARS = 64  # held out if there is no file of exemplars, but at most an eighth of the examples
 NO_ANSWER = "unanswerable"
 
 Row = Mapping[str, Any]
@@ -28,7 +28,7 @@ Document = dict[str, Any]
 def load(
     *, folder: str, reader: str, files: Sequence[str], exemplars: Sequence[str] = (), **_: Any
 ) -> dict[str, Dataset]:
-    """The two sets of a task, as lm-eval's `custom_dataset` wants them."""
+    """Return a task's examples and exemplars in the form that lm-eval's `custom_dataset` needs."""
     path, other = file_named(Path(folder), files), file_named(Path(folder), exemplars)
     if path is None:
         raise ValueError(f"{folder} has none of {', '.join(files)}, as jsonl, plain or compressed")
@@ -63,7 +63,7 @@ def _documents(path: Path, reader: str, rows: Iterable[tuple[int, Row]]) -> list
 
 
 def _labelled(row: Row, fields: Sequence[str], labels: Sequence[str]) -> list[Document]:
-    """The fields as they are, and the label as a number; files write it as a number, a word or a truth value."""
+    """Return the fields unchanged, and the label as a number; files have it as a number, a word or a truth value."""
     label = row["label"]
     if isinstance(label, bool):
         label = str(label).lower()
@@ -77,25 +77,25 @@ TRUTH = ("false", "true")
 
 
 def _wic(row: Row) -> list[Document]:
-    (found,) = _labelled(row, ("sentence1", "sentence2"), TRUTH)
-    return [{**found, "word": row["sentence1"][row["start1"] : row["end1"]]}]
+    (document,) = _labelled(row, ("sentence1", "sentence2"), TRUTH)
+    return [{**document, "word": row["sentence1"][row["start1"] : row["end1"]]}]
 
 
 def _wsc(row: Row) -> list[Document]:
-    (found,) = _labelled(row, (), TRUTH)
+    (document,) = _labelled(row, (), TRUTH)
     target = row["target"]
     words = row["text"].split()
     before = " ".join(words[: target["span2_index"]])
     after = " ".join(words)[len(before) + len(target["span2_text"]) + 1 :]
     passage = f"{before} *{target['span2_text']}*{after}".replace(" ,", ",").replace(" .", ".").replace(" '", "'")
-    return [{**found, "passage": passage.strip(), "pronoun": target["span2_text"], "noun": target["span1_text"]}]
+    return [{**document, "passage": passage.strip(), "pronoun": target["span2_text"], "noun": target["span1_text"]}]
 
 
 def _copa(row: Row) -> list[Document]:
-    (found,) = _labelled(row, (), ("0", "1"))
+    (document,) = _labelled(row, (), ("0", "1"))
     connector = {"cause": "because", "effect": "therefore"}[row["question"]]
     choices = [row[name][0].lower() + row[name][1:] for name in ("choice1", "choice2")]
-    return [{**found, "text": f"{row['premise'].strip()[:-1]} {connector}", "choices": choices}]
+    return [{**document, "text": f"{row['premise'].strip()[:-1]} {connector}", "choices": choices}]
 
 
 def _multirc(row: Row) -> list[Document]:
@@ -128,12 +128,12 @@ def _record(row: Row) -> list[Document]:
 
 
 def _hellaswag(row: Row) -> list[Document]:
-    (found,) = _labelled(row, (), ("0", "1", "2", "3"))
-    return [{**found, "text": _without_headers(row["context"]), "choices": [*map(_without_headers, row["choices"])]}]
+    (document,) = _labelled(row, (), ("0", "1", "2", "3"))
+    return [{**document, "text": _without_headers(row["context"]), "choices": [*map(_without_headers, row["choices"])]}]
 
 
 def _without_headers(text: str) -> str:
-    """HellaSwag's text as lm-eval cleans it: the marks in brackets come from the site that it was taken from."""
+    """Clean HellaSwag's text as lm-eval does; the marks in brackets come from the site of the text."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ").strip()
 
 
@@ -144,7 +144,7 @@ def _storycloze(row: Row) -> list[Document]:
 
 
 def _triviaqa(row: Row) -> list[Document]:
-    """The answer first, since an exemplar shows the first; the aliases behind it count as right too."""
+    """Put the answer first, since an exemplar shows the first one; the aliases after it also count as right."""
     return [{"question": row["question"], "answers": list(dict.fromkeys([row["answer"], *row["aliases"]]))}]
 
 
@@ -157,11 +157,11 @@ def _question(*fields: str) -> Callable[[Row], list[Document]]:
 
 
 def _conversation(row: Row) -> list[Document]:
-    """A story with its questions and answers; the last question is judged."""
+    """Return a story with its questions and answers; the last question is scored."""
     *earlier, last = row["turns"]
-    said = "".join(f"Q: {turn['question']}\n\nA: {turn['answer']}\n\n" for turn in earlier)
+    dialogue = "".join(f"Q: {turn['question']}\n\nA: {turn['answer']}\n\n" for turn in earlier)
     answers = [last["answer"], *last.get("other_answers", ())]
-    return [{"story": row["story"], "earlier": said, "question": last["question"], "answers": answers}]
+    return [{"story": row["story"], "earlier": dialogue, "question": last["question"], "answers": answers}]
 
 
 READERS: dict[str, Callable[[Row], list[Document]]] = {
@@ -186,7 +186,7 @@ READERS: dict[str, Callable[[Row], list[Document]]] = {
 
 
 def answer_scores(document: Document, results: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 of words with the nearest of the answers; saying nothing counts as saying unanswerable."""
+    """Return exact match and word F1 with the nearest of the answers; an empty text counts as `unanswerable`."""
     text = results[0].strip().split("\n")[0] or NO_ANSWER
     answers = document["answers"]
     return {
@@ -196,33 +196,33 @@ def answer_scores(document: Document, results: Sequence[str]) -> dict[str, float
 
 
 def normalised(text: str) -> str:
-    """A text without capitals, punctuation, articles and further spaces."""
+    """Return a text without capitals, punctuation, articles and extra spaces."""
     plain = "".join(sign for sign in text.lower() if sign not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
 
 
 def word_f1(text: str, answer: str) -> float:
-    """The harmonic mean of precision and recall over the words of both."""
-    given, right = normalised(text).split(), normalised(answer).split()
-    if not given or not right:
-        return float(given == right)
-    shared = sum((Counter(given) & Counter(right)).values())
-    return 2 * shared / (len(given) + len(right))
+    """Return the harmonic mean of precision and recall over the words of a text and an answer."""
+    written, right = normalised(text).split(), normalised(answer).split()
+    if not written or not right:
+        return float(written == right)
+    shared = sum((Counter(written) & Counter(right)).values())
+    return 2 * shared / (len(written) + len(right))
 
 
 def record_scores(document: Document, results: Sequence[tuple[float, bool]]) -> dict[str, float]:
-    """Whether the most likely entity is one of the right ones."""
+    """Return 1 if the most likely entity is one of the right ones, else 0."""
     likely = int(np.argmax([likelihood for likelihood, _ in results]))
     return {"acc": float(likely in document["right"])}
 
 
 def mean_f1(items: Sequence[tuple[int, int]]) -> float:
-    """The mean of the classes' F1 over pairs of gold and prediction."""
+    """Return the mean of the classes' F1 over pairs of gold and prediction."""
     targets, predictions = zip(*items, strict=True)
     return macro_f1(targets, predictions)
 
 
 def yes_f1(items: Sequence[tuple[int, int]]) -> float:
-    """The F1 of class 1 over pairs of gold and prediction."""
+    """Return the F1 of class 1 over pairs of gold and prediction."""
     targets, predictions = zip(*items, strict=True)
     return binary_f1(targets, predictions)

@@ -1,7 +1,7 @@
-"""One job: a decoder on one task with one number of exemplars, through lm-eval.
+"""One job: score a decoder on one task with one number of exemplars, through lm-eval.
 
-lm-eval builds the prompts and scores the answers. The gold answer's likelihood is asked for in every task, so that
-models can be told apart where all of their answers are wrong.
+lm-eval builds the prompts and scores the answers. Every task also asks for the gold answer's likelihood, so that models
+can be told apart even if all their answers are wrong.
 """
 
 import io
@@ -22,24 +22,24 @@ from raptr.evaluation.fewshot.suite import FOLDER
 
 Task = Any  # lm-eval's ConfigurableTask, most of which has no types
 
-SEED = 1234  # of the exemplars, lm-eval's own
-CANDIDATES = 20  # frequent answers that are tried as the constant one
+SEED = 1234  # of the exemplars; lm-eval's default
+CANDIDATES = 20  # how many frequent answers are tried as the constant one
 
 
 def load_task(name: str, data: Path) -> Task:
-    """A task of the project with its local documents."""
+    """Load one of this package's tasks, with its local documents."""
     with _quiet():
         manager = TaskManager(include_path=str(FOLDER), include_defaults=False, metadata={"folder": str(data)})
         return manager.load([name])["tasks"][name]
 
 
 def judge(task: Task, scorer: Scorer, shots: int, examples: int | None) -> dict[str, Any]:
-    """The scores of every example, and of all, in the task's metrics; with the constant answer's beside them."""
+    """Return the scores of each example and of the whole task, in its metrics, with the constant answer's."""
     instances = build(task, shots, examples)
     scorer.cut.clear()
     for kind in dict.fromkeys(instance.request_type for instance in instances):
-        asked = [instance for instance in instances if instance.request_type == kind]
-        for instance, response in zip(asked, getattr(scorer, kind)(asked), strict=True):
+        of_kind = [instance for instance in instances if instance.request_type == kind]
+        for instance, response in zip(of_kind, getattr(scorer, kind)(of_kind), strict=True):
             instance.resps.append(response)
     cut = len(scorer.cut)
     task.apply_filters()
@@ -73,7 +73,7 @@ def judge(task: Task, scorer: Scorer, shots: int, examples: int | None) -> dict[
 
 
 def build(task: Task, shots: int, examples: int | None) -> list[Instance]:
-    """The requests of a task; the exemplars are the same for every model."""
+    """Return the requests of a task; the exemplars are the same for every model."""
     available = len(task.fewshot_docs())
     if shots > available:
         raise ValueError(f"--shots has {shots}, but the task {task.task_name} has {available} exemplars")
@@ -85,42 +85,42 @@ def build(task: Task, shots: int, examples: int | None) -> list[Instance]:
 
 
 def _whole(task: Task, results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    found = {name: [result[name] for result in results if name in result] for name in task.aggregation()}
-    return {name: _finite(task.aggregation()[name](values)) for name, values in found.items() if values}
+    by_metric = {name: [result[name] for result in results if name in result] for name in task.aggregation()}
+    return {name: _finite(task.aggregation()[name](values)) for name, values in by_metric.items() if values}
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity; a perplexity may be one."""
+    """Return a finite number, since JSON has no infinity and a perplexity may be infinite."""
     return float(np.clip(value, -1e30, 1e30))
 
 
 def _gold(task: Task, scorer: Scorer, groups: Sequence[list[Instance]]) -> list[tuple[float, int]]:
-    """The log-likelihood of each example's gold answer in nats, and the answer's bytes."""
+    """Return the log-likelihood of each example's gold answer in nats, and the answer's length in bytes."""
     if task.OUTPUT_TYPE == "generate_until":
-        asked = [
+        requests = [
             Instance("loglikelihood", group[0].doc, (group[0].args[0], f" {task.doc_to_target(group[0].doc)[0]}"), 0)
             for group in groups
         ]
-        found = [likelihood for likelihood, _ in scorer.loglikelihood(asked)]
-        answers = [one.args[1] for one in asked]
+        likelihoods = [likelihood for likelihood, _ in scorer.loglikelihood(requests)]
+        answers = [instance.args[1] for instance in requests]
     else:
         right = [
             group[task.doc_to_target(group[0].doc)] if task.OUTPUT_TYPE == "multiple_choice" else group[0]
             for group in groups
         ]
-        found, answers = [one.resps[0][0] for one in right], [one.args[1] for one in right]
-    return [(value, len(answer.encode())) for value, answer in zip(found, answers, strict=True)]
+        likelihoods, answers = [instance.resps[0][0] for instance in right], [instance.args[1] for instance in right]
+    return [(value, len(answer.encode())) for value, answer in zip(likelihoods, answers, strict=True)]
 
 
 def _written(group: Sequence[Instance]) -> dict[str, str]:
-    """What was written, where something was."""
+    """Return the text that was written, if the task asks for one."""
     return {"answer": group[0].resps[0]} if group[0].request_type == "generate_until" else {}
 
 
 def constant_answer(task: Task, documents: Sequence[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The best answer among those that are the same for every example, and its results.
+    """Return the best of the answers that are the same for every example, and its results.
 
-    Of a choice, the same label or place each time; of a text, one of the most frequent gold answers.
+    The candidates are each label or place of a choice or, for texts, the most frequent gold answers.
     """
     main = next(iter(task.aggregation()))
     best: tuple[float, str, list[dict[str, Any]]] | None = None
@@ -137,7 +137,7 @@ def _constants(task: Task, documents: Sequence[dict[str, Any]]) -> Iterator[tupl
         counts = [len(task.doc_to_choice(document)) for document in documents]
         named = task.config.doc_to_choice if isinstance(task.config.doc_to_choice, list) else None
         for place in range(max(counts)):
-            # log-likelihoods of 0 for the one choice and less for the others; the first where there are fewer
+            # a log-likelihood of 0 for one choice, far less for the others; the last one if there are fewer
             picked = [[(0.0 if i == min(place, count - 1) else -1e9, False) for i in range(count)] for count in counts]
             results = [task.process_results(d, r) for d, r in zip(documents, picked, strict=True)]
             yield (named[place] if named else f"choice {place + 1}"), results
@@ -159,7 +159,7 @@ def _constants(task: Task, documents: Sequence[dict[str, Any]]) -> Iterator[tupl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval from drawing a bar and from telling what it does."""
+    """Keep lm-eval from drawing progress bars and from logging."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""Judge decoders on few-shot tasks; each model, attention, task and number of exemplars is a job with a small file.
+"""Score decoders on few-shot tasks. Each model, attention, task and number of exemplars is a job with a small file.
 
 OUT/jobs/MODEL/ATTENTION-TASK-SHOTS.json    the result of a job, with the score of every example
-OUT/fewshot.json, .png                      the record over the jobs that were asked for, and its chart
+OUT/fewshot.json, .png                      the record of the requested jobs, and its chart
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ BATCH = 16
 @final
 @dataclass(frozen=True)
 class _Job:
-    """A model with one attention on one task with so many exemplars."""
+    """A model with one kind of attention, on one task, with one number of exemplars."""
 
     model: str  # its label
     attention: Attention
@@ -67,10 +67,10 @@ def fewshot(
     console: Console | None = None,
     stop: StopRequest | None = None,
 ) -> Judged:
-    """Judge the models on every task and number of exemplars that is not done yet, and write the record.
+    """Score the models on every task and number of exemplars that is not done yet, and write the record.
 
-    `examples` judges so many of each task, the same ones for every model. `attention` is causal or prefix or both;
-    without it, models that were trained with UL2 are judged in both ways, others causally.
+    `examples` is how many examples of each task are scored, the same ones for every model. `attention` is causal,
+    prefix or both; without it, models that were trained with UL2 are scored with both, all others causally.
     """
     console, stop = console or Console(stderr=True), stop or StopRequest()
     check(shots, examples, batch)
@@ -98,12 +98,12 @@ def fewshot(
 
 
 def _begun(path: Path) -> bool:
-    """Whether a command that was stopped before it wrote its record leaves this."""
+    """Return whether a command that was stopped before it wrote its record may have left this path."""
     return path.name in (LOCK, "jobs", f".{NAME}.json.partial")
 
 
 def _labelled(decoders: Sequence[Decoder]) -> dict[str, Decoder]:
-    """The models by their names, with the folder above where two share a name."""
+    """Return the models by name, with the parent folder's name before it if two models share a name."""
     count = Counter(decoder.folder.name for decoder in decoders)
     labelled: dict[str, Decoder] = {}
     for decoder in decoders:
@@ -124,7 +124,7 @@ def _planned(
     examples: int | None,
     attention: Sequence[str],
 ) -> Iterator[_Job]:
-    """Every job, task by task, so that a command that was stopped has compared all models on some tasks."""
+    """Yield every job, task by task, so that a command that is stopped has compared all models on some tasks."""
     shared = {"examples": examples, "seed": SEED, "lm_eval": version("lm-eval")}
     for name in names:
         paths = [path for path in sources(name, data) if path is not None]
@@ -139,7 +139,7 @@ def _planned(
 
 
 def _done(job: _Job, folder: Path) -> bool:
-    """Whether the job's file is there; one with other settings is refused."""
+    """Return whether the job's file exists; refuse one with other settings."""
     path = job.path(folder)
     if not path.is_file():
         return False
@@ -158,7 +158,7 @@ def _work(
     stop: StopRequest,
     console: Console,
 ) -> None:
-    """Do the jobs in turn until asked to stop."""
+    """Run the jobs in turn until asked to stop."""
     weights: dict[str, PreTrainedModel] = {}
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -198,10 +198,14 @@ def _record(
     absent: Sequence[str],
     examples: int | None,
 ) -> dict[str, Any]:
-    """Write the record over the jobs, and its chart."""
+    """Write the record of the jobs and its chart, and return the record."""
     models = {
-        label: {"type": one.folder.config.model_type, "sha256": one.folder.fingerprint, "length": one.folder.longest()}
-        for label, one in decoders.items()
+        label: {
+            "type": decoder.folder.config.model_type,
+            "sha256": decoder.folder.fingerprint,
+            "length": decoder.folder.longest(),
+        }
+        for label, decoder in decoders.items()
     }
     record = {
         "models": models,

@@ -1,7 +1,7 @@
-"""The few-shot tasks by name, and which files of data they read. No torch and no lm-eval.
+"""The few-shot tasks by name, and which data files they read. No torch and no lm-eval.
 
-A task is a file of lm-eval in `tasks/`; `lm-eval --include_path` takes the same files, with the folder of the data as
-`--metadata`. Its first metric is the one that tables show.
+A task is a file for lm-eval in `tasks/`. `lm-eval --include_path` accepts the same files, with the data folder as
+`--metadata`. Tables show the first metric of a task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from raptr.settings import nearest
 
 FOLDER = Path(__file__).parent / "tasks"
 SUPERGLUE = ("boolq", "cb", "copa", "rte", "wic", "wsc", "multirc", "record")
-# The paper's twelve tasks in its order; SuperGLUE is one of them, the mean of its eight.
+# The paper's twelve tasks in its order; SuperGLUE counts as one of them, the mean of its eight tasks.
 PAPER = (
     *("triviaqa", "webqs", "nq_open", "tydiqa", "squadv2", "drop", "coqa", "quac", "lambada", "storycloze"),
     *("hellaswag", *SUPERGLUE),
@@ -26,7 +26,7 @@ TASKS = (*PAPER, "lambada_cloze")
 
 
 class _Plain(yaml.SafeLoader):
-    """Reads `!function a.b` as text."""
+    """A YAML loader that reads `!function a.b` as text."""
 
 
 _Plain.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
@@ -34,20 +34,20 @@ _Plain.add_constructor("!function", lambda loader, node: loader.construct_scalar
 
 @cache
 def task_file(name: str) -> Mapping[str, Any]:
-    """What a task's file says, functions by their names."""
+    """Return the content of a task's file, with functions as their names."""
     settings = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), Loader=_Plain)
     assert isinstance(settings, dict)
     return settings
 
 
 def sources(name: str, folder: Path) -> tuple[Path | None, Path | None]:
-    """A task's file of examples and its file of exemplars in a folder; None for one that is missing."""
+    """Return a task's file of examples and its file of exemplars in a folder; None for a missing one."""
     kwargs = task_file(name)["dataset_kwargs"]
     return file_named(folder, kwargs["files"]), file_named(folder, kwargs.get("exemplars", ()))
 
 
 def check(shots: Sequence[int], examples: int | None, batch: int = 1) -> None:
-    """Refuse numbers that no evaluation can have."""
+    """Refuse numbers that are too small for an evaluation."""
     for count in shots:
         if count < 0:
             raise ValueError(f"--shots has {count}; whole numbers from 0 on are allowed")
@@ -57,27 +57,27 @@ def check(shots: Sequence[int], examples: int | None, batch: int = 1) -> None:
 
 
 def find_tasks(names: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
-    """The tasks that are asked for, and those of a group that are left out since the folder has no data for them.
+    """Return the requested tasks, and the tasks of requested groups for which the folder has no data.
 
-    A task that is named itself must have its data.
+    A task that is requested by its own name must have its data.
     """
     if not folder.is_dir():
         raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the tasks' files")
-    found: list[str] = []
+    available: list[str] = []
     absent: list[str] = []
     for name in names:
         if name not in (known := (*GROUPS, *TASKS)):
             raise ValueError(f"--tasks has {name!r}; {nearest(name, known)}allowed: {', '.join(known)}")
         for member in GROUPS.get(name, (name,)):
             if sources(member, folder)[0] is not None:
-                found.append(member)
+                available.append(member)
             elif member == name:
                 raise ValueError(_missing(member, folder))
             else:
                 absent.append(member)
-    if not found:
+    if not available:
         raise ValueError(_missing(absent[0], folder))
-    return list(dict.fromkeys(found)), list(dict.fromkeys(absent))
+    return list(dict.fromkeys(available)), list(dict.fromkeys(absent))
 
 
 def _missing(name: str, folder: Path) -> str:

@@ -1,8 +1,8 @@
-"""The jobs of a few-shot evaluation summed up: rows with intervals and paired differences, a table and a bar chart.
+"""A summary of a few-shot evaluation: rows with intervals and paired differences, a table and a bar chart.
 
-Intervals are over the examples. Differences are to the first model, paired by example, with the same attention. A score
-is called chance where it is not above the best constant answer's by more than its error, also paired by example. Bits
-per byte are those of the gold answers, all bits over all bytes; their errors are those of a ratio.
+Intervals are over the examples. Differences are to the first model with the same attention, paired by example. A score
+is called chance if it is not above the best constant answer's by more than its error, also paired by example. Bits per
+byte are those of the gold answers, all bits over all bytes; their errors are those of a ratio.
 """
 
 import math
@@ -25,9 +25,9 @@ from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
 from raptr.report.scores import AVERAGE, averaged, draw_bar, draw_constant
 from raptr.report.statistics import Mean, mean, shown
 
-LUCK = 0.05  # of the scores at chance, at most so many lie above it by luck
+LUCK = 0.05  # at most this fraction of scores lies above chance by luck
 GROUP = "superglue"
-PERCENT, BITS = (100, 1), (1, 3)  # the factor and the digits of what tables show
+PERCENT, BITS = (100, 1), (1, 3)  # the factor and the decimals that tables show
 
 
 class Value(TypedDict):
@@ -38,7 +38,7 @@ class Value(TypedDict):
 
 
 def summed_up(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The rows of the jobs, and the averages over the tasks that all models have finished."""
+    """Return the rows of the jobs, and the averages over the tasks that all models have finished."""
     firsts = {(job["attention"], job["task"], job["shots"]): job for job in reversed(jobs)}
     rows = [_row(job, firsts[job["attention"], job["task"], job["shots"]]) for job in jobs]
     averages = [average for shots in dict.fromkeys(row["shots"] for row in rows) for average in _averages(rows, shots)]
@@ -69,7 +69,7 @@ def _row(job: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at_chance(above: Value) -> bool:
-    """Whether a score is not above the constant answer's by more than the error; one example says nothing."""
+    """Return whether a score is not above the constant answer's by more than its error; always true for one example."""
     return above["interval"] is None or above["mean"] <= above["interval"]
 
 
@@ -79,13 +79,13 @@ def _value(found: Mean | None) -> Value:
 
 
 def _share(values: Sequence[float]) -> Value:
-    """A mean of scores; where all n are equal, as when all answers are wrong, its error is 3/n (the rule of three)."""
-    found = _value(mean(values))
-    return found if found["interval"] else {"mean": found["mean"], "interval": min(1.0, 3 / len(values))}
+    """Return a mean of scores. If all n are equal, as when all are wrong, its error is 3/n (the rule of three)."""
+    value = _value(mean(values))
+    return value if value["interval"] else {"mean": value["mean"], "interval": min(1.0, 3 / len(values))}
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Value:
-    """The sum over the sum, with the error of a ratio of means."""
+    """Return the sum over the sum, with the error of a ratio of means."""
     whole = sum(numerators) / sum(denominators)
     size = fmean(denominators)
     rest = mean((top - whole * bottom) / size for top, bottom in zip(numerators, denominators, strict=True))
@@ -94,9 +94,9 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Value:
 
 
 def _averages(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, Any]]:
-    """For every model and attention the mean over SuperGLUE, where there are several of its tasks, and over all.
+    """Return, for every model and attention, the mean over SuperGLUE (if several of its tasks were run) and over all.
 
-    SuperGLUE is one task among the others, as in the paper.
+    SuperGLUE counts as one task among the others, as in the paper.
     """
     here = [row for row in rows if row["shots"] == shots]
     systems = list(dict.fromkeys((row["model"], row["attention"]) for row in here))
@@ -106,7 +106,7 @@ def _averages(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, A
     shared = [task for task in by_system[systems[0]] if all(task in own for own in by_system.values())]
     members = [task for task in shared if task in SUPERGLUE]
     grouped = members if len(members) > 1 else []
-    made = []
+    averages = []
     for (model, attention), own in by_system.items():
         values = {
             key: [own[task][key] for task in shared if task not in grouped]
@@ -115,12 +115,12 @@ def _averages(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, A
         common = {"model": model, "attention": attention, "shots": shots}
         if grouped:
             group = {key: _together(own[task][key] for task in grouped) for key in values}
-            made.append({**common, "name": GROUP, "tasks": grouped, **_judged(group)})
+            averages.append({**common, "name": GROUP, "tasks": grouped, **_judged(group)})
             values = {key: [*listed, group[key]] for key, listed in values.items()}
         if len(values["score"]) > 1:
             whole = {key: _together(listed) for key, listed in values.items()}
-            made.append({**common, "name": AVERAGE, "tasks": shared, **_judged(whole)})
-    return made
+            averages.append({**common, "name": AVERAGE, "tasks": shared, **_judged(whole)})
+    return averages
 
 
 def _judged(average: dict[str, Value | None]) -> dict[str, Any]:
@@ -130,32 +130,32 @@ def _judged(average: dict[str, Value | None]) -> dict[str, Any]:
 
 
 def _together(values: Iterable[Value | None]) -> Value | None:
-    """The mean of independent values; None where one is missing."""
+    """Return the mean of independent values, or None if one is missing."""
     listed = list(values)
     known = [Mean(**value, n=1) for value in listed if value is not None]
     return _value(averaged(known)) if known and len(known) == len(listed) else None
 
 
 def column(task: str, shots: int, attention: str) -> str:
-    """What tables of several evaluations call a score."""
+    """Return the name of a score in tables of several evaluations."""
     return f"{task}, {shots}-shot" + (", prefix" if attention == "prefix" else "")
 
 
 def columns(record: Mapping[str, Any], model: str) -> dict[str, dict[str, Any]]:
-    """A model's scores by column; SuperGLUE is one, where there are several of its tasks."""
-    made: dict[str, dict[str, Any]] = {}
+    """Return a model's scores by column; SuperGLUE is one column if several of its tasks were run."""
+    cells: dict[str, dict[str, Any]] = {}
     groups = [row for row in record["averages"] if row["model"] == model and row["name"] == GROUP]
     inside = {(row["shots"], row["attention"], task) for row in groups for task in row["tasks"]}
     rows = {(row["shots"], row["attention"], row["task"]): row for row in record["rows"] if row["model"] == model}
     for (shots, attention, task), row in rows.items():
         if (shots, attention, task) not in inside:
-            made[column(task, shots, attention)] = _cell(row, _constant(row), row["metric"], row["n"])
+            cells[column(task, shots, attention)] = _cell(row, _constant(row), row["metric"], row["n"])
     for group in groups:
         shots, attention = group["shots"], group["attention"]
         members = [rows[shots, attention, task] for task in group["tasks"]]
         constant, n = fmean(map(_constant, members)), sum(row["n"] for row in members)
-        made[column(GROUP, shots, attention)] = _cell(group, constant, "mean", n)
-    return made
+        cells[column(GROUP, shots, attention)] = _cell(group, constant, "mean", n)
+    return cells
 
 
 def _constant(row: Mapping[str, Any]) -> float:
@@ -168,13 +168,13 @@ def _cell(row: Mapping[str, Any], constant: float, metric: str, n: int) -> dict[
 
 
 def label(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """A model, with its attention where the record has several."""
-    several = len({one["attention"] for one in record["rows"]}) > 1
+    """Return a model's label, with its attention if the record has several kinds."""
+    several = len({other["attention"] for other in record["rows"]}) > 1
     return f"{row['model']}, {row['attention']}" if several else str(row["model"])
 
 
 def rich_tables(record: Mapping[str, Any]) -> Group:
-    """The record for a terminal of 80 columns: for each number of exemplars a table, of several models two."""
+    """Return the record for an 80-column terminal: a table for each number of exemplars, or two for several models."""
     tables: list[Table] = []
     for shots in dict.fromkeys(row["shots"] for row in record["rows"]):
         rows = [row for row in record["rows"] if row["shots"] == shots]
@@ -188,7 +188,7 @@ def rich_tables(record: Mapping[str, Any]) -> Group:
 
 
 def _of_one(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each task and average of one model."""
+    """Return one model's table, with a line for each task and average."""
     table = _headed(title, ("task", "metric"), ("n", "score, %", "constant", "", "bits/byte"))
     table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     for row in rows:
@@ -203,7 +203,7 @@ def _of_one(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _of_several(record: Mapping[str, Any], shots: int, tasks: Sequence[Sequence[Mapping[str, Any]]], key: str) -> Table:
-    """Scores or bits per byte: a line for each model, and beside them what the task is."""
+    """Return a table of scores or bits per byte, with a line for each model and the task's facts beside them."""
     scored = key == "score"
     other, form, heading = ("difference", PERCENT, "score, %") if scored else ("bits_difference", BITS, "bits/byte")
     first = next((row["compared_with"] for own in tasks for row in own if row.get("compared_with")), None)
@@ -238,7 +238,7 @@ def _headed(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _task(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The name, the metric and the number of examples of a task; of an average no number."""
+    """Return the name, the metric and the number of examples of a task; an average has no number."""
     return (row["task"], row["metric"], f"{row['n']:,}") if "task" in row else (row["name"], "mean", "")
 
 
@@ -248,38 +248,40 @@ def _named(record: Mapping[str, Any], name: str, shots: int) -> list[Mapping[str
 
 def _shown(value: Value | None, form: tuple[int, int], sign: str = "") -> str:
     factor, digits = form
-    found = None if value is None else Mean(**value, n=1)
-    return shown(found, digits, factor=factor, sign=sign)
+    mean_value = None if value is None else Mean(**value, n=1)
+    return shown(mean_value, digits, factor=factor, sign=sign)
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
-    """What must be known about the table."""
+    """Return what a reader must know about the table, as sentences."""
     rows = record["rows"]
     compared = any(row["compared_with"] for row in rows)
-    said = ["± is a 95% interval over the examples" + ("; differences are paired by example." if compared else ".")]
+    sentences = [
+        "± is a 95% interval over the examples" + ("; differences are paired by example." if compared else ".")
+    ]
     lucky = sum(row["chance"] for row in rows)
     if lucky:
         which = "All" if lucky == len(rows) else f"{lucky} of {len(rows)}"
-        said.append(
+        sentences.append(
             f"{which} scores are at chance: not above the best constant answer by more than their error. Bits per byte "
             "of the gold answers still tell models apart."
         )
     if 0 < len(rows) - lucky <= math.ceil(LUCK * len(rows)):
-        said.append(f"{len(rows) - lucky} above it are no more than luck gives among so many.")
+        sentences.append(f"{len(rows) - lucky} above it are no more than luck gives among so many.")
     if any(row["cut"] for row in rows):
         worst: dict[str, Mapping[str, Any]] = {}
         for row in rows:
             if row["cut"] > worst.get(row["task"], {"cut": 0})["cut"]:
                 worst[row["task"]] = row
         cuts = [f"{task} {row['cut']:,} of {row['n']:,} ({row['shots']}-shot)" for task, row in worst.items()]
-        said.append(f"Prompts longer than the model's sequences lost their beginning: {', '.join(cuts)}.")
+        sentences.append(f"Prompts longer than the model's sequences lost their beginning: {', '.join(cuts)}.")
     if record["not_run"]:
-        said.append(f"Not run, since the folder has no data for them: {', '.join(record['not_run'])}.")
-    return said
+        sentences.append(f"Not run, since the folder has no data for them: {', '.join(record['not_run'])}.")
+    return sentences
 
 
 def draw(record: Mapping[str, Any]) -> Figure:
-    """For each number of exemplars the scores, and beside them bits per byte; whiskers are intervals."""
+    """Draw the scores, and bits per byte beside them, for each number of exemplars; whiskers are intervals."""
     shots = list(dict.fromkeys(row["shots"] for row in record["rows"]))
     size = (WIDTH / DPI, (120 + 330 * len(shots)) / DPI)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
@@ -313,4 +315,4 @@ def _bars(
     axes.set_xticks(np.arange(len(tasks)), tasks, rotation=45, ha="right", fontsize=7, parse_math=False)
     axes.set_ylim(bottom=0)
     if key == "score":
-        axes.set_ylim(top=min(axes.get_ylim()[1], 105.0))  # whiskers of few examples reach beyond what is possible
+        axes.set_ylim(top=min(axes.get_ylim()[1], 105.0))  # with few examples, whiskers reach beyond 100%
