@@ -16,7 +16,7 @@ from raptr.comparison.table import Row, finals, runs_at
 from raptr.report.plots import DPI, INK, WIDTH, clean, legend_below, look
 
 HEIGHT, LINE = 440, 26  # pixels: the figure without its entries, and each entry's line
-SPREAD = 2.0  # losses above the best by more than this many spreads of the final losses are cut off
+SPREAD = 2.0  # the panel ends above the best loss by this many times the spread of the final losses
 
 
 Looks = Mapping[str, Mapping[str, Any]]  # the colour and marker of each entry

@@ -190,7 +190,7 @@ class Progress:
         return [wanted for wanted in runs if wanted.run.key not in self._finished or wanted.run.key in again]
 
     def due(self) -> list[WantedRun]:
-        """The unfinished runs that may start now.
+        """Return the unfinished runs that may start now.
 
         While models of an earlier round wait to be scored, no run of a later seed starts.
         """

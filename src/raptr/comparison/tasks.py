@@ -159,7 +159,7 @@ def _named(section: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        listed = re.sub("^--(rate|task) is", r"--\1s has", str(error))  # options of one list element each
+        listed = re.sub("^--(rate|task) is", r"--\1s has", str(error))  # options that name one list element
         raise ValueError(re.sub("^--", f"{section}.", listed)) from None
 
 

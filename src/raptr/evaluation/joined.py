@@ -113,7 +113,7 @@ def join(
     if not all(_plain(layer) for layer in weighted):
         return None
     joined, rows = copy.deepcopy(models[0]), _Rows()
-    joined_layers: dict[nn.Module, nn.Module] = {}  # by layer, since one that is used in several places is joined once
+    joined_layers: dict[nn.Module, nn.Module] = {}  # by layer: a layer used in several places is joined once
     try:
         for name in names:
             layers = [model.get_submodule(name) for model in models]
@@ -144,7 +144,7 @@ def _plain(layer: nn.Module) -> bool:
 @final
 @dataclass(frozen=True)
 class _Count:
-    """A hook that notes how many rows the batch has with which a model is called."""
+    """A hook that notes the number of rows in the batch that a model is called with."""
 
     rows: _Rows
 

@@ -25,7 +25,7 @@ from raptr.train.config import find_device
 from raptr.train.safety import LOCK, StopRequest
 
 NO_MEMORY = "out of memory on the GPU. Lower --batch or --length."
-NAMES = ("_name_or_path", "architectures", "transformers_version")  # have no effect on the model
+NAMES = ("_name_or_path", "architectures", "transformers_version")  # keys without effect on the model
 COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 Kind: TypeAlias = tuple[object, ...]

@@ -30,7 +30,7 @@ ANSWER = 16  # the most tokens of an answer, if the task does not say
 
 
 class Stopped(Exception):
-    """Raised when SIGTERM or Ctrl-C came in the middle of a job."""
+    """Raised after SIGTERM or Ctrl-C in the middle of a job."""
 
 
 @final
@@ -238,7 +238,7 @@ class Scorer(TemplateLM):
 
 @final
 class _Ends(StoppingCriteria):
-    """Stops a row once one of some strings occurs in what was written after the prompt."""
+    """Stops a row once one of the strings `until` occurs in what was written after the prompt."""
 
     def __init__(self, tokenizer: Any, prompt: int, until: Sequence[str]) -> None:
         self._tokenizer, self._prompt, self._until = tokenizer, prompt, until

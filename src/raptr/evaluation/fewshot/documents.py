@@ -133,7 +133,7 @@ def _hellaswag(row: Row) -> list[Document]:
 
 
 def _without_headers(text: str) -> str:
-    """Clean HellaSwag's text as lm-eval does; the marks in brackets come from the site of the text."""
+    """Clean HellaSwag's text as lm-eval does, of the bracketed marks that come from its source website."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ").strip()
 
 

@@ -137,7 +137,7 @@ def _constants(task: Task, documents: Sequence[dict[str, Any]]) -> Iterator[tupl
         counts = [len(task.doc_to_choice(document)) for document in documents]
         named = task.config.doc_to_choice if isinstance(task.config.doc_to_choice, list) else None
         for place in range(max(counts)):
-            # a log-likelihood of 0 for one choice, far less for the others; the last one if there are fewer
+            # A log-likelihood of 0 for one choice, far less for the others. An example with fewer gets its last.
             picked = [[(0.0 if i == min(place, count - 1) else -1e9, False) for i in range(count)] for count in counts]
             results = [task.process_results(d, r) for d, r in zip(documents, picked, strict=True)]
             yield (named[place] if named else f"choice {place + 1}"), results
