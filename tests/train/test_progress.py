@@ -132,6 +132,17 @@ def test_step_and_time_left_are_shown_before_the_first_record(clock: Clock) -> N
         assert shown.text(80) == "step 2 of 675,000  stage 1 of 4  6 of 12 layers  374:59:56 left"
 
 
+def test_the_bar_shows_the_last_held_out_loss(clock: Clock) -> None:
+    with bar(io.StringIO(), terminal=True) as shown:
+        for step in (1, 3):
+            clock.now += 2
+            shown.advance(step, stage=1, counts={"size": 6}, spent=step)
+        shown.measured(3, loss=5.25, rate=1234.5, spent=3)
+        shown.evaluated(5.5, ended=False)
+        assert shown.text(80) == "step 3 of 675,000  6 of 12 layers  loss 5.250  held-out 5.500  187:29:57 left"
+        assert "held-out" not in shown.text(60)
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_the_line_fits_the_terminal(width: int, clock: Clock) -> None:
     with bar(io.StringIO(), terminal=True, width=width) as shown:

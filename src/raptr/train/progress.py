@@ -43,7 +43,7 @@ class TrainingBar:
         columns = (BarColumn(bar_width=10), TaskProgressColumn()) if console.width >= WIDE else ()
         self._bar = Progress(*columns, TextColumn("{task.fields[text]}", markup=False), console=console)
         self._task = self._bar.add_task("", total=steps, completed=step, text="")
-        self._stage, self._size, self._loss, self._rate = "", "", "", ""
+        self._stage, self._size, self._loss, self._held_out, self._rate = "", "", "", "", ""
         self._began: tuple[float, float, int] | None = None  # the time, FLOPs and step from which the pace is measured
         self._left: float | None = None
         self._announced, self._spoke = False, time.monotonic()
@@ -80,10 +80,12 @@ class TrainingBar:
 
     def evaluated(self, loss: float, *, ended: bool) -> None:
         """Print the held-out loss, at the end of a stage (`ended`) or, if there is no bar, at any evaluation."""
+        self._held_out = f"held-out {loss:.3f}"
         if ended and self._stages > 1:
             self._line(f"{self._stage} done", self._size, f"held-out loss {loss:.3f}")
         elif not self._live:
             self._line(self._stage, self._size, f"held-out loss {loss:.3f}")
+        self._show()
 
     def _line(self, *facts: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -102,9 +104,11 @@ class TrainingBar:
 
     def text(self, room: int) -> str:
         """Return the state of the run, shortened to fit `room` characters: what matters least goes first."""
-        facts = [self._position, self._stage, self._size, self._loss, self._rate, self._time_left or "time left: ?"]
+        losses, left = (self._loss, self._held_out), self._time_left or "time left: ?"
+        facts = [self._position, self._stage, self._size, *losses, self._rate, left]
         short = self._size.replace(" of ", "/")
-        for least, instead in ((self._rate, ""), (self._stage, ""), (self._size, short), (short, ""), (self._loss, "")):
+        shorter = ((self._rate, ""), (self._stage, ""), (self._size, short), (self._held_out, ""), (short, ""))
+        for least, instead in (*shorter, (self._loss, "")):
             if len("  ".join(fact for fact in facts if fact)) <= room:
                 break
             facts[facts.index(least)] = instead
