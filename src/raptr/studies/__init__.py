@@ -1,1 +1,1 @@
-"""The paper's tables and figures, one file each."""
+"""Studies that reproduce tables and figures of the RaPTr paper."""

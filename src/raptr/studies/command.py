@@ -1,4 +1,4 @@
-"""The command `raptr study`: parsing only, so that the help needs no torch."""
+"""The command `raptr study`: it only parses arguments, so that its help needs no torch."""
 
 import json
 from pathlib import Path
@@ -26,13 +26,13 @@ def study(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path, typer.Option(help="Where the numbers and the figure go.")] = Path("runs/studies"),
 ) -> None:
-    """Compute a table or figure of the paper: numbers as JSON, the figure as PNG. The same command resumes it."""
+    """Reproduce a table or figure of the paper: numbers as JSON, the figure as PNG. The same command resumes it."""
     with importing():
         from raptr.studies.registry import conduct_named
     console = Console(stderr=True)
-    given: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
+    options: dict[str, Any] = {"seeds": seeds, "small": small, "steps": steps or (), "device": device}
     try:
-        folder = conduct_named(name, run, out, step=step, **given, console=console)
+        folder = conduct_named(name, run, out, step=step, **options, console=console)
     except KeyboardInterrupt:
         console.print("stopped; what was finished is kept, and the same command continues")
         raise typer.Exit(3) from None

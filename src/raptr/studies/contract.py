@@ -1,11 +1,11 @@
-"""A study is a table or figure of the paper: run() writes numbers, plot() draws them.
+"""The contract of a study, which reproduces a table or figure of the paper: run() writes numbers, plot() draws them.
 
-    OUT/NAME/job-KEY.json     one file for each independent job (a seed, a depth, a setting), written whole
-    OUT/NAME/result.json      everything gathered: setting, environment, numbers
+    OUT/NAME/job-KEY.json     one file for each independent job (a seed, a depth, a setting), written atomically
+    OUT/NAME/result.json      the results of all jobs: setting, environment, numbers
     OUT/NAME/NAME.png         the figure, drawn from result.json alone
 
-A job that is there is not computed again, so a study that was stopped goes on where it was. A folder whose jobs have
-another setting, such as another checkpoint of a run, is refused.
+A finished job is not computed again, so a stopped study continues where it was. A folder whose jobs have another
+setting, such as another checkpoint of a run, is refused.
 """
 
 import json
@@ -28,26 +28,29 @@ from raptr.train.config import find_device
 from raptr.train.run import environment
 
 RESULT = "result.json"
-MOST_SEEDS = 1000  # more is a slip
-# What a study has before its result: jobs, a snapshot, folders of lengths; partial files.
+MOST_SEEDS = 1000  # more is surely a typing error
+# What the folder of a study without a result may hold: jobs, a snapshot, folders named after lengths, partial files.
 BEGUN = re.compile(r"job-.+\.json|unfinished\.safetensors|\d+|\..+\.partial")
 
 
 class Run(Protocol):
-    """Compute the numbers of a study into its folder; `seeds` repetitions, `small` for minutes on two cores."""
+    """Computes a study's numbers, and keeps its finished jobs in `folder`.
+
+    `seeds` is the number of repetitions; `small` chooses a setting that takes minutes on two cores.
+    """
 
     def __call__(self, folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Study:
-    """A named study: how its numbers are computed, how they are drawn."""
+    """A study: its name, how its numbers are computed, and how they are drawn."""
 
     name: str
     run: Run
     plot: Callable[[dict[str, Any]], Figure]
-    seeds: int = 5  # repetitions by default
-    run_at: Callable[[Sequence[int]], Run] | None = None  # for a study that compares lengths: `run` at other lengths
+    seeds: int = 5  # default number of repetitions
+    run_at: Callable[[Sequence[int]], Run] | None = None  # of a study of lengths: makes a `run` for other ones
 
 
 def conduct(
@@ -60,7 +63,10 @@ def conduct(
     console: Console,
     steps: Sequence[int] = (),
 ) -> Path:
-    """Run a study and draw it; returns its folder. `steps` are the lengths of its runs, if not its own."""
+    """Run a study, draw its figure and return its folder.
+
+    `steps` replaces the lengths of the study's runs; empty: the study's own lengths.
+    """
     run = study.run_at(steps) if study.run_at and steps else study.run
     if steps and study.run_at is None:
         raise ValueError(f"steps is {steps[0]}; the study {study.name} has a fixed number of steps. Leave --steps out.")
@@ -78,7 +84,7 @@ def conduct(
 
 @contextmanager
 def study_folder(folder: Path) -> Iterator[Path]:
-    """The folder of a study, made if need be; one that is no study but holds something is refused."""
+    """Yield a study's folder, created if needed. A folder with anything else in it is refused."""
     refuse_strange(folder, "study", RESULT, lambda path: BEGUN.fullmatch(path.name) is not None)
     with made(folder):
         yield folder
@@ -102,7 +108,7 @@ def run_jobs(
     console: Console,
     label: str,
 ) -> dict[str, Any]:
-    """The result of every job, computed unless it is there, with a progress bar; jobs of other settings are refused."""
+    """Return each job's result by its key. Only missing jobs are computed; jobs of other settings are refused."""
     return run_together(folder, setting, keys, lambda key: {key[0]: compute(key[0])}, console, label, at_once=1)
 
 
@@ -116,12 +122,12 @@ def run_together(
     *,
     at_once: int,
 ) -> dict[str, Any]:
-    """As `run_jobs`, with up to `at_once` missing jobs computed by one call."""
+    """Do what `run_jobs` does, but compute up to `at_once` missing jobs in one call."""
     described = json.loads(json.dumps(setting))
-    there = {key: entry for key in keys if (entry := _read(folder, key))}
-    for entry in there.values():
+    entries = {key: entry for key in keys if (entry := _read(folder, key))}
+    for entry in entries.values():
         refuse_changed(folder, entry["setting"], described)
-    done = {key: entry["result"] for key, entry in there.items()}
+    done = {key: entry["result"] for key, entry in entries.items()}
     missing = [key for key in keys if key not in done]
     with Progress(console=console) as bar:
         task = bar.add_task(label, total=len(keys), completed=len(done))

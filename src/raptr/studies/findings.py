@@ -1,4 +1,4 @@
-"""What a study found, in a few lines for the terminal: a quantity, its number, and what the paper says of it."""
+"""A study's main results for the terminal: for each quantity its number and what the paper says about it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from rich.table import Table
 
 
 class Finding(NamedTuple):
-    """One line."""
+    """One quantity of a study, its number, and what the paper says about it."""
 
     quantity: str
     number: str
@@ -15,12 +15,12 @@ class Finding(NamedTuple):
 
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """The main numbers of a study's result."""
+    """Return the main numbers of a study's result."""
     return FINDINGS[result["study"]](result)
 
 
 def findings_table(result: Mapping[str, Any]) -> Table:
-    """The same as a table."""
+    """Return the main numbers of a study's result as a table."""
     table = Table(title=f"{result['study']}: results", title_justify="left")
     for column in ("quantity", "number", "the paper says"):
         table.add_column(column)
@@ -55,7 +55,7 @@ def _losses(methods: Mapping[str, Any], where: str) -> list[Finding]:
 def _with_deviation(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "diverged"
-    return f"{mean:.3g} ± {deviation:.2g}" if deviation else f"{mean:.3g}"  # no deviation of a single seed
+    return f"{mean:.3g} ± {deviation:.2g}" if deviation else f"{mean:.3g}"  # a single seed has no deviation
 
 
 def _boolean(result: Mapping[str, Any]) -> list[Finding]:

@@ -1,18 +1,20 @@
-"""Polynomials learnt in random parts (the paper's section 3, figure 2 and "Details for polynomial training").
+"""Polynomials learnt by random subnetworks (the paper's section 3, figure 2 and "Details for polynomial training").
 
 Inputs are uniform on {±1}^100 and labels F*(x) = Σ_l Σ_j c_{l,j} Π_{i in S_{l,j}} x_i with 20 terms of each degree
-l = 1 … 10 over the first 20 variables, c ~ N(0, 1). A 20-layer residual network of 4d-wide ReLU MLPs learns them
-under square loss, from new inputs in every step. For each degree the study reports Σ_j (c - ĉ)² / Σ_j c², ĉ the
-component of the evaluated model, and beside it `floor`, what sampling adds to it.
+l = 1 … 10 over the first 20 variables, c ~ N(0, 1). A residual network of 20 layers, which are 4d-wide ReLU MLPs,
+learns them with the squared loss, from new inputs in every step. For each degree the study reports the error
+Σ_j (c - ĉ)² / Σ_j c², where ĉ is the coefficient of the evaluated model, and `floor`, the share of the error that
+sampling adds.
 
-The paper names no optimizer, learning rate, batch, length, scaling or read-out. Here: Adam (0.9, 0.999), a short
-warm-up, linear decay over the last quarter; for each method the peak is searched on seeds that the result does not
-use. RaPTr's scaling is square root, that of its main experiments; `none` is run beside it. PLD runs twice: with the
-paper's θ̄ = 0.6 (0.812 of the FLOPs, not 0.8) and with θ̄ set for 0.8. A block has a single branch, so PLD's and
-layer dropout's branch scale is the layer's scale. The 20 subsets of a degree are distinct (degree 1 has all 20).
+The paper names no optimizer, learning rate, batch size, number of steps, scaling or read-out. Here: Adam with betas
+(0.9, 0.999), a short warm-up, and linear decay over the last quarter; each method's peak learning rate is searched on
+seeds that the result does not use. RaPTr's scaling is the square root, as in the paper's main experiments; `none` is
+run as well. PLD runs twice: with the paper's θ̄ = 0.6 (0.812 of the FLOPs, not 0.8) and with θ̄ set for 0.8. A block
+has a single branch, so the branch scale of PLD and layer dropout is the layer's scale. The 20 subsets of a degree are
+distinct (degree 1 has all 20).
 
-`polynomial_target` holds F*, the inputs and the errors; `residual_mlp` the networks, `residual_mlp_training` their
-joint training. The small setting has 20 inputs, 10 variables, degrees to 5 and 10 layers.
+`polynomial_target` holds F*, the inputs and the errors, `residual_mlp` the networks, and `residual_mlp_training` their
+joint training. The small setting has 20 inputs, 10 variables, degrees up to 5 and 10 layers.
 """
 
 import json
@@ -48,10 +50,10 @@ from raptr.studies.snapshot import read_snapshot, write_snapshot
 from raptr.subnetworks import Shape
 from raptr.train.optimizer import OptimizerSettings
 
-AT_ONCE = 30  # the most runs trained together
+AT_ONCE = 30  # most runs that are trained together
 SNAPSHOT = "unfinished.safetensors"
-SNAPSHOT_SECONDS = 30.0  # the least time between two snapshots: one of 12 full-size runs is 230 MB
-SEARCH = 1000  # the first seed of the learning rate's search; results use seeds from 0 on
+SNAPSHOT_SECONDS = 30.0  # least time between two snapshots; that of 12 full-size runs has 230 MB
+SEARCH = 1000  # first seed of the search for learning rates; results use seeds from 0 on
 
 METHODS = ("full", "raptr", "raptr-none", "pld", "pld-matched", "layer-dropout")
 
@@ -76,7 +78,7 @@ class Setting:
 
     @property
     def size(self) -> Size:
-        """The network: hidden width 4d."""
+        """The dimensions of the network; the hidden width is 4d."""
         return Size(self.inputs, 4 * self.inputs, self.layers)
 
 
@@ -98,12 +100,12 @@ SMALL = Setting(
 
 
 def method_of(name: str, setting: Setting, seed: int) -> Method:
-    """One of the compared methods."""
-    parts: dict[str, Any] = {"schedule": setting.schedule, "lengths": "proportional", "fixed": ()}
+    """Return a compared method by its name."""
+    common: dict[str, Any] = {"schedule": setting.schedule, "lengths": "proportional", "fixed": ()}
     kind, settings = {
         "full": ("full", {}),
-        "raptr": ("raptr", {**parts, "selection": "bernoulli", "scaling": "sqrt"}),
-        "raptr-none": ("raptr", {**parts, "selection": "bernoulli", "scaling": "none"}),
+        "raptr": ("raptr", {**common, "selection": "bernoulli", "scaling": "sqrt"}),
+        "raptr-none": ("raptr", {**common, "selection": "bernoulli", "scaling": "none"}),
         "pld": ("pld", {"theta": 0.6}),
         "pld-matched": ("pld", {"average": 0.8}),
         "layer-dropout": ("layer-dropout", {"average": 0.8}),
@@ -113,7 +115,7 @@ def method_of(name: str, setting: Setting, seed: int) -> Method:
 
 @dataclass(frozen=True)
 class Job:
-    """One training run."""
+    """One training run: its method, peak learning rate and seed."""
 
     method: str
     rate: float
@@ -134,10 +136,10 @@ def train(
     dtype: torch.dtype = torch.float32,
     snapshot: Path | None = None,
 ) -> dict[str, Any]:
-    """Train all runs together; returns the course of each, by its key.
+    """Train all runs together and return the course of each by its key: losses and errors at each evaluation.
 
-    The state at an evaluation is kept in the file `snapshot`, at most every SNAPSHOT_SECONDS; a stopped training goes
-    on from there.
+    After an evaluation the state is written to the file `snapshot`, at most every SNAPSHOT_SECONDS; a stopped training
+    resumes from it.
     """
     seeds = sorted({run.seed for run in runs})
     owner = torch.tensor([seeds.index(run.seed) for run in runs], device=device)
@@ -188,26 +190,29 @@ def train(
 
 
 def evaluated_steps(setting: Setting) -> list[int]:
-    """After how many steps the models are evaluated: 0, the end, and evenly between."""
+    """Return after how many steps the models are evaluated: 0, the last, and evenly spaced ones between."""
     return sorted({round(number * setting.steps / setting.evaluations) for number in range(setting.evaluations + 1)})
 
 
 def rates(setting: Setting, runs: Sequence[Job]) -> Tensor:
-    """The learning rates, (steps, runs)."""
+    """Return the learning rate of every step and run, (steps, runs)."""
     unit = OptimizerSettings(peak=1.0, warmup=setting.warmup)
-    shape = torch.tensor(
+    relative = torch.tensor(
         [unit.learning_rate(step, setting.steps) for step in range(setting.steps)], dtype=torch.float64
     )
-    return shape[:, None] * torch.tensor([run.rate for run in runs], dtype=torch.float64)
+    return relative[:, None] * torch.tensor([run.rate for run in runs], dtype=torch.float64)
 
 
 def scales(pool: Executor | None, setting: Setting, runs: Sequence[Job], start: int, stop: int) -> Tensor:
-    """The layers' scales in steps `start` to `stop`, (steps, runs, layers); each method and seed is drawn once."""
-    drawn = sorted({(run.method, run.seed) for run in runs})
-    names, seeds = [name for name, _ in drawn], [seed for _, seed in drawn]
+    """Return the layers' scales in steps `start` to `stop`, (steps, runs, layers).
+
+    Runs of the same method and seed share one draw. The processes of `pool`, if given, do the drawing.
+    """
+    distinct = sorted({(run.method, run.seed) for run in runs})
+    names, seeds = [name for name, _ in distinct], [seed for _, seed in distinct]
     arguments = (repeat(setting), names, seeds, repeat(start), repeat(stop))
-    made = list(pool.map(_drawn, *arguments) if pool else map(_drawn, *arguments))
-    return torch.from_numpy(np.stack([made[drawn.index((run.method, run.seed))] for run in runs], axis=1))
+    tables = list(pool.map(_drawn, *arguments) if pool else map(_drawn, *arguments))
+    return torch.from_numpy(np.stack([tables[distinct.index((run.method, run.seed))] for run in runs], axis=1))
 
 
 def _drawn(setting: Setting, name: str, seed: int, start: int, stop: int) -> NDArray[np.float64]:
@@ -217,11 +222,11 @@ def _drawn(setting: Setting, name: str, seed: int, start: int, stop: int) -> NDA
 
 @contextmanager
 def workers(device: str) -> Iterator[Executor | None]:
-    """Processes that draw subnetworks while a GPU trains; on the CPU, which has no time to spare, none."""
+    """Yield processes that draw subnetworks while a GPU trains; None on the CPU, which has no core to spare."""
     if not device.startswith("cuda"):
         yield None
         return
-    # Ctrl-C reaches every process of a terminal; only this one answers it.
+    # Ctrl-C reaches every process of the terminal; only the main process shall react.
     ignore: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(mp_context=get_context("spawn"), **ignore) as pool:
         yield pool
@@ -229,9 +234,9 @@ def workers(device: str) -> Iterator[Executor | None]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Progress]:
-    """A progress bar below the one that is there."""
+    """Yield a progress bar, shown below one that the console may already have."""
     bar = Progress(console=console, transient=True)
-    with suppress(LiveError):  # rich before 14.1 shows one bar at a time: the outer one
+    with suppress(LiveError):  # rich before 14.1 shows only one bar at a time: the outer one
         bar.start()
     try:
         yield bar
@@ -240,7 +245,7 @@ def _bar(console: Console) -> Iterator[Progress]:
 
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
-    """Search the learning rate of each method, then train it with fresh seeds."""
+    """Search each method's learning rate, then train it with fresh seeds."""
     with workers(device) as pool:
         setting = SMALL if small else Setting()
         return study(setting, folder, seeds=seeds, device=device, console=console, pool=pool)
@@ -249,17 +254,20 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
 def study(
     setting: Setting, folder: Path, *, seeds: int, device: str, console: Console, pool: Executor | None = None
 ) -> dict[str, Any]:
-    """The study under any setting; the processes of `pool` draw the subnetworks, if there is one."""
+    """Run the study with any setting. The processes of `pool`, if given, draw the subnetworks."""
     computed = partial(courses_of, setting, folder, device=device, console=console, pool=pool)
-    tried = [SEARCH + number for number in range(setting.search_seeds)]
-    grid = [Job(name, rate, seed) for name in METHODS for rate in setting.rates for seed in tried]
-    found = computed(grid, label="learning rates")
+    trial_seeds = [SEARCH + number for number in range(setting.search_seeds)]
+    grid = [Job(name, rate, seed) for name in METHODS for rate in setting.rates for seed in trial_seeds]
+    grid_courses = computed(grid, label="learning rates")
     search = {
-        name: {rate: final_loss([found[Job(name, rate, seed).key] for seed in tried]) for rate in setting.rates}
+        name: {
+            rate: final_loss([grid_courses[Job(name, rate, seed).key] for seed in trial_seeds])
+            for rate in setting.rates
+        }
         for name in METHODS
     }
     chosen = {name: [Job(name, best_rate(search[name]), seed) for seed in range(seeds)] for name in METHODS}
-    courses = computed([job for some in chosen.values() for job in some], label="seeds")
+    courses = computed([job for jobs in chosen.values() for job in jobs], label="seeds")
     methods = {
         name: judged(name, setting, search[name], [courses[job.key] for job in jobs]) for name, jobs in chosen.items()
     }
@@ -276,8 +284,8 @@ def courses_of(
     console: Console,
     pool: Executor | None,
 ) -> dict[str, Any]:
-    """The course of every run by its key, trained unless it is in the folder."""
-    # What is searched belongs to no single run: with another grid, the runs that are there stay.
+    """Return the course of every run by its key. Runs that the folder lacks are trained."""
+    # A run does not depend on the grid of the search, so finished runs stay valid when the grid changes.
     common = {name: value for name, value in asdict(setting).items() if name not in ("rates", "search_seeds")}
     by_key, snapshot = {job.key: job for job in wanted}, folder / SNAPSHOT
 
@@ -286,24 +294,24 @@ def courses_of(
         return train(setting, runs, device=device, console=console, pool=pool, snapshot=snapshot)
 
     batches = math.ceil(len(wanted) / AT_ONCE)
-    at_once = math.ceil(len(wanted) / batches)  # in equal shares, so that no batch is small and slow
+    at_once = math.ceil(len(wanted) / batches)  # in equal shares, since a small last batch would waste time
     courses = run_together(folder, common, list(by_key), together, console, label, at_once=at_once)
     snapshot.unlink(missing_ok=True)
     return courses
 
 
 def final_loss(courses: Sequence[dict[str, Any]]) -> float | None:
-    """The mean final loss; None where a run diverged."""
+    """Return the mean final loss, or None if a run diverged."""
     return spread([course["loss"][-1] for course in courses])[0]
 
 
 def best_rate(losses: Mapping[float, float | None]) -> float:
-    """The learning rate with the lowest loss; one at which a run diverged comes last."""
+    """Return the learning rate with the lowest loss; rates at which a run diverged come last."""
     return min(losses, key=lambda rate: math.inf if (loss := losses[rate]) is None else loss)
 
 
 def described(method: Method) -> dict[str, Any]:
-    """A method's share of the FLOPs, and when its stages change."""
+    """Return a method's FLOPs relative to full training, and the steps at which its stages change."""
     phases = method.phases()
     layers = sum(phase.size * (phase.stop - phase.start) for phase in phases) / method.steps
     return {"relative_flops": layers / method.target.layers, "transitions": [phase.start for phase in phases[1:]]}
@@ -312,7 +320,10 @@ def described(method: Method) -> dict[str, Any]:
 def judged(
     name: str, setting: Setting, search: Mapping[float, float | None], courses: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A method at its best rate: every seed's course, and mean and deviation at the end (null where one diverged)."""
+    """Return a method's numbers at its best rate.
+
+    These are each seed's course, and mean and deviation of the final losses and errors (None if a run diverged).
+    """
     degrees = range(len(courses[0]["error"][-1]))
     return {
         "rate": best_rate(search),
@@ -326,7 +337,7 @@ def judged(
 
 
 def spread(values: Sequence[float | None]) -> tuple[float, float] | tuple[None, None]:
-    """Mean and deviation; None where a run diverged."""
+    """Return mean and deviation, or (None, None) if a run diverged."""
     present = [value for value in values if value is not None]
     return mean_and_deviation(present) if len(present) == len(values) else (None, None)
 

@@ -1,13 +1,14 @@
-"""The polynomial study's runs at several lengths: does RaPTr reach full training when training goes on longer?
+"""The polynomial study at several lengths of training: does RaPTr catch up with full training in longer runs?
 
-Full training, RaPTr (square-root scaling) and PLD at RaPTr's FLOPs. Every method runs with every learning rate of its
-own short list and every seed; its rate is the best by the mean final loss over these seeds, for each length anew.
-Settings are those of `polynomial`, but for the number of steps: the stages and the decay stretch with the run.
+The methods are full training, RaPTr (square-root scaling) and PLD with RaPTr's FLOPs. Each runs with every learning
+rate of a short list of its own and with every seed. At each length, a method's rate is the one with the lowest mean
+final loss over these seeds. Settings are those of `polynomial` except for the number of steps; stages and decay stretch
+with the run.
 
-    OUT/polynomial-length/N/        the runs of N steps, as `polynomial` keeps them
+    OUT/polynomial-length/N/        the runs of N steps, in the format of `polynomial`
 
-The lengths run one after the other, the shortest first. A stopped study goes on from the last snapshot of the runs
-it was at.
+The lengths run one after the other, the shortest first. A stopped study resumes from the last snapshot of the runs
+that were in progress.
 """
 
 from collections.abc import Sequence
@@ -26,14 +27,14 @@ from raptr.train.config import MOST
 
 @dataclass(frozen=True)
 class Lengths:
-    """What is run: the setting but for its steps, the lengths, and each method's learning rates."""
+    """What is run: the setting (its steps are replaced), the lengths in steps, and each method's learning rates."""
 
     setting: Setting
     steps: tuple[int, ...]
     rates: dict[str, tuple[float, ...]]
 
 
-# The best rates of a wider search at 40,000 steps (docs/log.md), and half of them.
+# Each method's best rate in a wider search at 40,000 steps (docs/log.md), and half of it.
 FULL_SIZE = Lengths(
     Setting(),
     steps=(40_000, 80_000),
@@ -57,23 +58,26 @@ def run(
     with workers(device) as pool:
         measured = []
         for length in chosen:
-            setting, place = replace(lengths.setting, steps=length), folder / str(length)
-            place.mkdir(exist_ok=True)
+            setting, subfolder = replace(lengths.setting, steps=length), folder / str(length)
+            subfolder.mkdir(exist_ok=True)
             wanted = [
-                Job(name, rate, seed) for name, some in lengths.rates.items() for rate in some for seed in range(seeds)
+                Job(name, rate, seed)
+                for name, rates in lengths.rates.items()
+                for rate in rates
+                for seed in range(seeds)
             ]
             label = f"{length:,} steps"
-            courses = courses_of(setting, place, wanted, label=label, device=device, console=console, pool=pool)
+            courses = courses_of(setting, subfolder, wanted, label=label, device=device, console=console, pool=pool)
             measured.append({"steps": length, "methods": _judged(setting, lengths, courses, seeds)})
     return {"setting": asdict(lengths.setting), "lengths": measured}
 
 
 def _judged(setting: Setting, lengths: Lengths, courses: dict[str, Any], seeds: int) -> dict[str, Any]:
-    """Every method at its best rate."""
+    """Return the numbers of every method at its best rate."""
     methods = {}
     for name, rates in lengths.rates.items():
         by_rate = {rate: [courses[Job(name, rate, seed).key] for seed in range(seeds)] for rate in rates}
-        search = {rate: final_loss(some) for rate, some in by_rate.items()}
+        search = {rate: final_loss(runs) for rate, runs in by_rate.items()}
         methods[name] = judged(name, setting, search, by_rate[best_rate(search)])
     return methods
 

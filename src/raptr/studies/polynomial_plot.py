@@ -1,4 +1,4 @@
-"""Figures of the polynomial studies, from their results alone."""
+"""Figures of the polynomial studies, drawn from their results alone."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Okabe and Ito's palette, and lines that tell the variants of a method apart.
+# Okabe and Ito's palette; dashed lines tell variants of a method apart.
 COLOURS = {
     "full": "#222222",
     "raptr": "#0072B2",
@@ -23,13 +23,13 @@ KINDS = ("low", "middle", "high")
 
 
 def degree_groups(degrees: int) -> list[list[int]]:
-    """Low, middle and high degrees, counted from 0."""
+    """Return the low, middle and high degrees as three lists of indices, counted from 0."""
     edges = [round(third * degrees / 3) for third in range(4)]
     return [list(range(start, stop)) for start, stop in pairwise(edges)]
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """The evaluation loss, and the error of low, middle and high degrees, over the steps."""
+    """Draw the evaluation loss, and the errors of low, middle and high degrees, over the steps."""
     degrees = result["setting"]["degrees"]
     groups = degree_groups(degrees)
     figure = Figure(figsize=(13, 4.3), layout="constrained", facecolor="white")
@@ -51,7 +51,7 @@ def plot(result: dict[str, Any]) -> Figure:
         for axes, values in zip(panels, curves, strict=True):
             middle, spread = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
             axes.plot(runs[0]["steps"], middle, label=label, linewidth=1.6, linestyle=LINES.get(name, "-"), **look)
-            low = np.maximum(middle - spread, middle / 10)  # a band through 0 has no place on this axis
+            low = np.maximum(middle - spread, middle / 10)  # a logarithmic axis cannot show a band that reaches 0
             axes.fill_between(runs[0]["steps"], low, middle + spread, alpha=0.15, linewidth=0, **look)
     full = result["methods"]["full"]["runs"]
     noise = np.array([run["floor"] for run in full], dtype=float).mean(0)
@@ -75,7 +75,7 @@ def _panel(axes: Axes, title: str) -> None:
 
 
 def _over_steps(axes: Axes, methods: dict[str, Any]) -> None:
-    """Steps as whole numbers, with a line where RaPTr's next stage begins."""
+    """Write steps as whole numbers, and draw a line where each later stage of RaPTr begins."""
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     for step in methods["raptr"]["transitions"]:
@@ -93,7 +93,7 @@ def _title(kind: str, group: Sequence[int]) -> str:
 
 
 def plot_lengths(result: dict[str, Any]) -> Figure:
-    """The final loss against the length of the run, and the longest runs' losses over their steps."""
+    """Draw the final loss against the length of the run, and the loss curves of the longest runs."""
     figure = Figure(figsize=(11, 4.3), layout="constrained", facecolor="white")
     ends, courses = figure.subplots(1, 2)
     lengths = result["lengths"]

@@ -1,12 +1,14 @@
-"""Polynomials on the cube {±1}^d, hashed points of it, and how well functions have learnt them (section 3).
+"""Polynomials on the cube {±1}^d, hashed points to learn them from, and the errors of what was learnt (section 3).
 
-- The subsets of a degree are distinct; else a perfect fit would not have error 0.
-- Labels are exact: F* depends on few variables, so it is a table, the Walsh transform of its coefficients.
-- Inputs are hashed on the device from (seed, step, sample): the same for every method and on every machine,
-  whatever is trained together, bit for bit those of `raptr.hashing`.
+- The subsets of a degree are distinct; otherwise a perfect fit would not have error 0.
+- Labels are exact: F* depends on few variables, so all its values are in a table, the Walsh transform of its
+  coefficients.
+- Inputs are hashed on the device from (seed, step, sample), bit for bit as `raptr.hashing` does. So they are the same
+  for every method, on every machine, and whichever runs are trained together.
 - c - ĉ = E[(F* - F) · Π x_i] is estimated from the residual on a fixed sample of N points. An estimate of ĉ from F
-  alone has noise E[F²] / N in each component even at a perfect fit; this one E[(F* - F)²] / N, and 0 at a perfect
-  fit. Nothing is subtracted: `Evaluation.noise` is what sampling adds to an error, per unit of loss.
+  alone would have noise E[F²] / N in each component, even at a perfect fit; this estimate has E[(F* - F)²] / N, which
+  is 0 at a perfect fit. The noise is not subtracted: `Evaluation.noise` is how much an error owes to sampling, per
+  unit of loss.
 """
 
 import math
@@ -23,14 +25,14 @@ from torch import Tensor
 from raptr.hashing import FIRST, GOLDEN, SECOND, STREAMS, Stream, bits_array, mix
 from raptr.models.init import normal
 
-TARGET, INPUTS = 0, 1  # the first counter of the hash, so that subsets and inputs draw independently
-WORD = 64  # coordinates in a hashed word
+TARGET, INPUTS = 0, 1  # first counter of the hash, so that the draws of subsets and inputs are independent
+WORD = 64  # coordinates per hashed word
 CHUNK = 2048  # samples evaluated at once
 
 
 @dataclass(frozen=True)
 class Target:
-    """F* of one seed."""
+    """The polynomial F* of one seed."""
 
     variables: int
     degrees: int
@@ -47,20 +49,20 @@ class Target:
 
     @cached_property
     def subsets(self) -> NDArray[np.uint64]:
-        """The terms' subsets as bit masks, (degrees, terms): of each degree those with the lowest hash."""
+        """The subsets of the terms as bit masks, (degrees, terms): for each degree those with the lowest hashes."""
         masks = np.arange(1 << self.variables, dtype=np.uint64)
         sizes, hashed = np.bitwise_count(masks), bits_array(self.seed, "data", np.array(TARGET, dtype=np.uint64), masks)
         by_degree = [masks[sizes == degree] for degree in range(1, self.degrees + 1)]
-        return np.stack([some[np.argsort(hashed[some], kind="stable")[: self.terms]] for some in by_degree])
+        return np.stack([group[np.argsort(hashed[group], kind="stable")[: self.terms]] for group in by_degree])
 
     @cached_property
     def coefficients(self) -> NDArray[np.float64]:
-        """c, (degrees, terms)."""
+        """The coefficients c of the terms, (degrees, terms)."""
         drawn = normal(self.seed, "polynomial", self.degrees * self.terms)
         return drawn.astype(np.float64).reshape(self.degrees, self.terms)
 
     def table(self) -> NDArray[np.float64]:
-        """F* at every point: entry n has x_i = -1 where bit i of n is set."""
+        """Return F* at every point, (2^variables,): entry n is the point whose x_i is -1 where bit i of n is set."""
         values = np.zeros(1 << self.variables)
         values[self.subsets.ravel()] = self.coefficients.ravel()
         for bit in range(self.variables):
@@ -70,7 +72,7 @@ class Target:
 
 
 def hashed(start: Tensor, *counters: Tensor) -> Tensor:
-    """`raptr.hashing.bits` on the device, from its `start` state and int64 counters, broadcast against each other."""
+    """Compute `raptr.hashing.bits` on the device, from its `start` state and int64 counters, which are broadcast."""
     state = start
     for counter in counters:
         state = _mix(state ^ _mix(counter))
@@ -78,7 +80,7 @@ def hashed(start: Tensor, *counters: Tensor) -> Tensor:
 
 
 def start_of(seeds: Sequence[int], stream: Stream, device: str) -> Tensor:
-    """The state of `raptr.hashing.bits` before its counters, for every seed, (seeds, 1, 1)."""
+    """Return the state of `raptr.hashing.bits` before its counters, for every seed: (seeds, 1, 1)."""
     return torch.tensor([_signed(mix(mix(seed) ^ STREAMS[stream])) for seed in seeds], device=device).view(-1, 1, 1)
 
 
@@ -90,7 +92,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    return (z >> by) & ((1 << (64 - by)) - 1)  # a shift of signed integers drags the sign along
+    return (z >> by) & ((1 << (64 - by)) - 1)  # shifting a signed integer copies its sign bit
 
 
 def _signed(value: int) -> int:
@@ -99,7 +101,7 @@ def _signed(value: int) -> int:
 
 @final
 class Points:
-    """Hashed points of the cube {±1}^inputs, each with its number among the 2^variables that F* tells apart."""
+    """Hashed points of the cube {±1}^inputs, each with its index into `Target.table`."""
 
     def __init__(
         self, seeds: Sequence[int], stream: Stream, *, samples: int, inputs: int, variables: int, device: str
@@ -109,11 +111,14 @@ class Points:
         words = -(-inputs // WORD)
         self._counter = torch.arange(samples * words, device=device).view(samples, words)
         self._bits = torch.arange(WORD, device=device)
-        # All constants are made before a CUDA graph is captured: a copy from the host cannot be.
+        # All constants are created here, since a CUDA graph cannot capture a copy from the host.
         self._start = hashed(start_of(seeds, stream, device), torch.full((1,), INPUTS, device=device))
 
     def at(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates ±1 (seeds, samples, inputs) as int64 and point numbers (seeds, samples) of a step."""
+        """Return the inputs of a step and their indices into the table.
+
+        The inputs are ±1 as int64, (seeds, samples, inputs); the indices are (seeds, samples).
+        """
         words = hashed(self._start, step, self._counter)
         signs = 1 - 2 * ((words.unsqueeze(3) >> self._bits) & 1)
         return signs.flatten(2)[:, :, : self._inputs], words[:, :, 0] & self._numbered
@@ -121,7 +126,7 @@ class Points:
 
 @final
 class Evaluation:
-    """Loss and error per degree of many runs on one fixed sample, the same for every seed and method.
+    """The loss and the error per degree of many runs, on one fixed sample that all seeds and methods share.
 
     `tables` (seeds, 2^variables) holds F* of the `targets`; run r learns target `owner[r]`.
     """
@@ -141,7 +146,10 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """The loss (runs,) and error (runs, degrees) of functions from (runs, batch, inputs) to (runs, batch)."""
+        """Return losses (runs,) and errors (runs, degrees).
+
+        `forward` maps inputs (runs, batch, inputs) to outputs (runs, batch).
+        """
         runs, target = len(self._owner), self._targets[0]
         losses = self._tables.new_zeros(runs)
         gaps = self._tables.new_zeros(runs, target.degrees * target.terms)
@@ -152,7 +160,7 @@ class Evaluation:
             negative = (1 - x[:, : target.variables]) / 2
             for seed, members in enumerate(self._members):
                 characters = 1 - 2 * (negative @ members % 2)
-                mine = self._owner == seed
-                gaps[mine] += residual[mine] @ characters
+                of_seed = self._owner == seed
+                gaps[of_seed] += residual[of_seed] @ characters
         errors = (gaps / self._samples).square().view(runs, target.degrees, target.terms).sum(2)
         return losses / self._samples, errors / self._squares

@@ -1,4 +1,4 @@
-"""Every study by its name, and the way to run one by name."""
+"""The registry of studies, and `conduct_named`, which runs a study by its name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from raptr.studies.scaling import SCALING
 from raptr.studies.stability import study_stability
 
 STUDIES: dict[str, Study] = {study.name: study for study in (POLYNOMIAL, POLYNOMIAL_LENGTH, BOOLEAN, LINEAR, SCALING)}
-STABILITY = "stability"  # of a trained run; the others train their own
+STABILITY = "stability"  # studies a trained run; the others train models of their own
 NAMES = (*STUDIES, STABILITY)
 
 
@@ -32,7 +32,10 @@ def conduct_named(
     device: str,
     console: Console,
 ) -> Path:
-    """Run a study; returns its folder. SIGTERM stops it as Ctrl-C does: finished jobs are kept."""
+    """Run a study by its name and return its folder.
+
+    SIGTERM stops it as Ctrl-C does: finished jobs are kept. Options that the study does not take raise a ValueError.
+    """
     check_choice("study", name, NAMES)
     if run is None and name == STABILITY:
         raise ValueError(f"The study {STABILITY} needs a run: raptr study {STABILITY} RUN, such as runs/demo-raptr.")

@@ -1,21 +1,21 @@
-"""Many residual MLPs trained at once: the paper's section 3 network, with the runs stacked on one tensor axis.
+"""Many residual MLPs computed as one batch: the network of the paper's section 3, the runs stacked on one tensor axis.
 
     y_0 = x,  y_l = y_(l-1) + s_l · (W2_l · relu(W1_l · y_(l-1) + b1_l) + b2_l),  F(x) = v · y_L + a
 
-Every run has its own weights, data, learning rate and layer scales; s_l = 0 bypasses layer l. All layers are
-computed, the bypassed ones times 0, so that runs that keep different layers stay one batched product of fixed
-shape; `benchmarks/polynomial_speed.py` measures this against skipping. FLOPs are therefore reported from a method's
-phases. Gathering the kept layers would pad every run to the largest draw among them and save little: 24 draws of 20
-coins at 0.6 have a largest of about 16. A bypassed layer has zero gradients, and Adam's momentum goes on: the paper's
-policy for idle layers.
+Every run has its own weights, data, learning rate and layer scales; s_l = 0 bypasses layer l. All layers are computed,
+and the updates of bypassed ones are multiplied by 0, so that runs with different layers remain one batched product of
+fixed shape; `benchmarks/polynomial_speed.py` compares this with skipping. FLOPs are therefore not counted here, but
+reported from a method's phases. Gathering only the kept layers would save little, since every run would be padded to
+the run that keeps most: 24 runs that keep each of 20 layers with probability 0.6 keep up to about 16. A bypassed layer
+has zero gradients, and Adam's momentum goes on: the paper's policy for idle layers.
 
-`gradients` is written without autograd, in place where it can be; `residual_mlp_step` has a step of training,
-arranged for the CPU and for a GPU, and `residual_mlp_training` the training.
+`gradients` does without autograd and works in place where it can. `residual_mlp_step` has the training step, in one
+form for the CPU and one for a GPU; `residual_mlp_training` has the training loop.
 
 Deviations: the paper names no read-in, read-out or initialisation. Here x is the first state and the read-out is
-linear; weights and biases are hashed normal numbers with the variance of `nn.Linear`'s, 1 / (3 · fan-in).
+linear. Weights and biases are hashed normal numbers with the variance of those of `nn.Linear`, 1 / (3 · fan-in).
 
-Letters of shapes: R runs, B batch, D model, F hidden, L layers, T steps, P all parameters of a run.
+Shape suffixes: R runs, B batch, D model, F hidden, L layers, T steps, P all parameters of a run.
 """
 
 import math
@@ -28,19 +28,19 @@ from torch import Tensor
 
 from raptr.models.init import normal
 
-ALIGNED = 32  # every tensor starts at a multiple of so many numbers; products with unaligned ones are slow
+ALIGNED = 32  # tensors start at multiples of this many numbers; products with unaligned ones are slow
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large each network is."""
+    """The dimensions of each network."""
 
     inputs: int
     hidden: int
     layers: int
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Name, shape and fan-in of every tensor of one network, in the order of storage."""
+        """Yield name, shape and fan-in of every tensor of one network, in the order of storage."""
         for layer in range(self.layers):
             yield f"layers.{layer}.w1", (self.inputs, self.hidden), self.inputs
             yield f"layers.{layer}.b1", (self.hidden,), self.inputs
@@ -52,12 +52,12 @@ class Size:
 
 @final
 class Networks:
-    """R residual MLPs: one flat tensor of parameters and one of gradients, and their views by name."""
+    """R residual MLPs: one flat tensor of all parameters, one of all gradients, and named views of both."""
 
     def __init__(self, size: Size, seeds: Sequence[int], *, device: str, dtype: torch.dtype) -> None:
         self.size = size
-        made = {seed: self._initial(seed) for seed in sorted(set(seeds))}
-        self.flat_RP = torch.stack([made[seed] for seed in seeds]).to(device, dtype)
+        by_seed = {seed: self._initial(seed) for seed in sorted(set(seeds))}
+        self.flat_RP = torch.stack([by_seed[seed] for seed in seeds]).to(device, dtype)
         self.grad_RP = torch.zeros_like(self.flat_RP)
         self.weights, self.grads = self.views(self.flat_RP), self.views(self.grad_RP)
 
@@ -69,7 +69,7 @@ class Networks:
         return torch.cat(parts)
 
     def views(self, flat_RP: Tensor) -> dict[str, Tensor]:
-        """The tensors of all networks by name, (R, ...), in a flat one."""
+        """Return views of a flat tensor (R, P): the tensors of all networks by name, (R, ...)."""
         views, start = {}, 0
         for name, shape, _ in self.size.tensors():
             count = math.prod(shape)
@@ -79,14 +79,14 @@ class Networks:
 
     @torch.no_grad()
     def forward(self, x_RBD: Tensor, scales_RL: Tensor) -> Tensor:
-        """F of every run, (R, B)."""
+        """Return F of every run, (R, B)."""
         for layer in range(self.size.layers):
             x_RBD, _ = self._layer(layer, x_RBD, scales_RL)
         return self._read_out(x_RBD)
 
     @torch.no_grad()
     def gradients(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
-        """Set the gradients of the mean square loss."""
+        """Write the gradients of the mean squared loss into `grads`."""
         weights, grads = self.weights, self.grads
         states, hidden = [x_RBD], []
         for layer in range(self.size.layers):
@@ -117,7 +117,7 @@ class Networks:
         ).squeeze(2)
 
     def read_out_gradients(self, x_RBD: Tensor, target_RB: Tensor) -> Tensor:
-        """Set the read-out's gradients; returns those of the last state, (R, B, D)."""
+        """Write the read-out's gradients into `grads`; return the gradient of the last state, (R, B, D)."""
         error_RB = self._read_out(x_RBD) - target_RB
         slope_RB1 = (2 / error_RB.shape[1] * error_RB).unsqueeze(2)
         self.grads["readout.w"].copy_((slope_RB1.transpose(1, 2) @ x_RBD).squeeze(1))

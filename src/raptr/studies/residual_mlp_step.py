@@ -1,8 +1,9 @@
-"""A training step of many residual MLPs with Adam, in two arrangements that give the same numbers but for rounding.
+"""A training step of many residual MLPs with Adam, in two forms that are equal up to rounding.
 
-`PlainStep` is faster on the CPU. `FusedStep` is for a GPU, where a step is many small kernels, and has fewer of them:
-what lies between two products is compiled into one kernel; the gradients of all layers' weights are one product after
-the last layer, which also fills the GPU better than a product for each layer; Adam is one kernel for all runs.
+`PlainStep` is faster on the CPU. `FusedStep` is for a GPU, where a plain step is many small kernels. It needs fewer:
+the elementwise operations between two matrix products are compiled into one kernel; weight gradients are not computed
+layer by layer, but as one product for all layers at the end, which also fills the GPU better; Adam is one kernel for
+all runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """The function with its elementwise operations in few kernels; for tensors of one shape."""
+    """Compile the function, so that its elementwise operations become few kernels; for tensors of one shape."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
@@ -36,23 +37,23 @@ class PlainStep:
         self._parameters = [nn.Parameter(row) for row in networks.flat_RP]
         for parameter, gradient in zip(self._parameters, networks.grad_RP, strict=True):
             parameter.grad = gradient
-        # One group a run, so that each has its learning rate: a view of a tensor that every step overwrites.
+        # One group for each run, whose learning rate is a view of a tensor that every step overwrites.
         groups = [{"params": [p], "lr": rate} for p, rate in zip(self._parameters, self._rates_R, strict=True)]
         self._optimizer = torch.optim.Adam(groups, fused=True)
 
     def load(self, state: Mapping[str, Tensor], done: int) -> None:
-        """Take the moments after `done` steps."""
+        """Load Adam's moments as they were after `done` steps."""
         for run, parameter in enumerate(self._parameters):
             moments = {name: state[name][run].to(parameter) for name in MOMENTS}
             self._optimizer.state[parameter] = {"step": torch.tensor(float(done)), **moments}
 
     def moments(self) -> dict[str, Tensor]:
-        """Adam's moments, (R, P) each; only after a step."""
+        """Return Adam's moments, (R, P) each. They exist only after the first step."""
         state = [self._optimizer.state[parameter] for parameter in self._parameters]
-        return {name: torch.stack([one[name] for one in state]) for name in MOMENTS}
+        return {name: torch.stack([entry[name] for entry in state]) for name in MOMENTS}
 
     def __call__(self, step: Tensor, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
-        """Do the step of this number, from 0 on."""
+        """Do one training step; `step` is its number, from 0 on, as a tensor of one element."""
         self._rates_R.copy_(self._rates_TR.index_select(0, step)[0])
         self.networks.gradients(x_RBD, target_RB, scales_RL)
         self._optimizer.step()
@@ -60,7 +61,7 @@ class PlainStep:
 
 @final
 class FusedStep:
-    """A step in few kernels; compiled if the networks are on a GPU."""
+    """A step in few kernels, which are compiled if the networks are on a GPU."""
 
     def __init__(self, networks: Networks, rates_TR: Tensor) -> None:
         self.networks, flat, layers = networks, networks.flat_RP, networks.size.layers
@@ -69,11 +70,11 @@ class FusedStep:
         self._sizes_TR = (rates_TR / first_T[:, None]).to(flat)
         self._roots_T = second_T.sqrt().to(flat)
         self._moments = {name: torch.zeros_like(flat) for name in MOMENTS}
-        # A run's layers have equal stretches of its row. Their gradients lie apart, by layer and run, so that those of
-        # all w1 and those of all w2 are one batched product each.
+        # The layers have equally long pieces of a run's row. Their gradients are stored elsewhere, by layer and run, so
+        # that one batched product gives those of all w1, and another those of all w2.
         end, flats = networks.weights["readout.w"].storage_offset(), (flat, *self._moments.values())
-        self._layers = [one[:, :end].view(len(flat), layers, -1).transpose(0, 1) for one in flats]
-        self._readout = [one[:, end:] for one in (flat, *self._moments.values(), networks.grad_RP)]
+        self._layers = [tensor[:, :end].view(len(flat), layers, -1).transpose(0, 1) for tensor in flats]
+        self._readout = [tensor[:, end:] for tensor in (flat, *self._moments.values(), networks.grad_RP)]
         self._grads_LRK = torch.zeros_like(self._layers[0], memory_format=torch.contiguous_format)
         self._grads = {}
         for name in LAYER:
@@ -102,9 +103,9 @@ class FusedStep:
 
     def _gradients(self, x_RBD: Tensor, target_RB: Tensor, scales_RL: Tensor) -> None:
         weights, size = self.networks.weights, self.networks.size
-        x_LRBD = x_RBD.new_empty(size.layers + 1, *x_RBD.shape)  # what goes into every layer, and into the read-out
+        x_LRBD = x_RBD.new_empty(size.layers + 1, *x_RBD.shape)  # the inputs of every layer and of the read-out
         h_LRBF = x_RBD.new_empty(size.layers, *x_RBD.shape[:2], size.hidden)
-        dy_LRBD, dh_LRBF = torch.empty_like(x_LRBD[1:]), torch.empty_like(h_LRBF)  # the slopes of updates and of h
+        dy_LRBD, dh_LRBF = torch.empty_like(x_LRBD[1:]), torch.empty_like(h_LRBF)  # gradients of the updates and of h
         x_LRBD[0] = x_RBD
         for layer in range(size.layers):
             w1, b1, w2, b2 = (weights[f"layers.{layer}.{name}"] for name in LAYER)
@@ -134,7 +135,7 @@ def _add(x_RBD: Tensor, update_RBD: Tensor, b_RD: Tensor, scale_R: Tensor, out_R
 
 
 def _adam(weights: Tensor, means: Tensor, squares: Tensor, grads: Tensor, sizes: Tensor, root: Tensor) -> None:
-    """A step of Adam; `sizes` are learning rates over the means' bias correction, `root` the root of the squares'."""
+    """Do a step of Adam. `sizes`: learning rate / bias correction of the means; `root`: the root of the squares'."""
     means.lerp_(grads, 1 - BETAS[0])
     squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
     weights.sub_(sizes * means / (squares.sqrt() / root + EPSILON))

@@ -1,7 +1,7 @@
 """The joint training of many residual MLPs with Adam.
 
-A step reads its number, learning rates and scales from tensors on the device. So it is captured once as a CUDA graph
-and replayed; on the CPU it runs as it is. On CUDA training multiplies in TF32; evaluation is plain float32.
+A step reads its number, learning rates and scales from tensors on the device. On a GPU it is therefore captured once as
+a CUDA graph and replayed. There, training uses TF32 for matrix products; evaluation uses plain float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +15,17 @@ from torch import Tensor
 from raptr.studies.residual_mlp import Networks
 from raptr.studies.residual_mlp_step import FusedStep, PlainStep, compiled
 
-EAGER_STEPS = 3  # real steps of training before the capture; they compile, and warm up the libraries
-AHEAD = 500  # steps whose scales are made and uploaded at once, while the device trains the ones before
+EAGER_STEPS = 3  # training steps before the capture; they compile, and warm up the libraries
+AHEAD = 500  # number of steps whose scales are drawn while the device trains, and then uploaded together
 
 
 @final
 class Training:
-    """The joint training of all networks with Adam, each step a function of its number.
+    """Trains all networks together with Adam; each step is a function of its number.
 
-    `batch` gives inputs (R, B, D) and targets (R, B) from the step's number, a tensor of one element on the device,
-    and `scales` the layer scales (stop - start, R, L) of steps `start` to `stop`; `rates_TR` are learning rates.
-    `state` is what `state()` gave after `done` steps; the weights are then taken from it.
+    `batch` maps the step's number, a tensor of one element on the device, to inputs (R, B, D) and targets (R, B).
+    `scales` returns the layer scales (stop - start, R, L) of steps `start` to `stop`. `rates_TR`: learning rates.
+    `state`, if given, is what `state()` returned after `done` steps; weights and moments are loaded from it.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Training:
         self._eager = EAGER_STEPS
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that later steps depend on."""
+        """Return everything that later steps depend on: weights and moments."""
         return {"weights": self._update.networks.flat_RP, **self._update.moments()}
 
     def advance(self, stop: int) -> None:
-        """Train until `stop` steps have been done."""
+        """Train until `stop` steps have been done in all."""
         assert self.done <= stop <= self.steps
-        if self._stream is not None:  # the weights may still be read by an evaluation
+        if self._stream is not None:  # an evaluation may still be reading the weights
             self._stream.wait_stream(torch.cuda.current_stream())
         with _tensor_cores(self._cuda), torch.cuda.stream(self._stream):
             while self.done < stop:
@@ -75,7 +75,7 @@ class Training:
             self._stream.synchronize()
 
     def _upload(self) -> None:
-        """Take the next scales, which the worker has made, and let it make those after them."""
+        """Upload the next scales, which the worker has drawn, and let it draw those that follow."""
         start, stop = self.done, min(self.done + AHEAD, self.steps)
         self._scales_TRL[start:stop].copy_(self._coming.result())
         self._uploaded = stop
@@ -97,7 +97,7 @@ class Training:
 
     @torch.no_grad()
     def _work(self) -> None:
-        """One training step, from nothing but tensors on the device."""
+        """Do one training step that reads nothing but tensors on the device."""
         scales_RL = self._scales_TRL.index_select(0, self._step)[0]
         inputs_RBD, target_RB = self._batch(self._step)
         self._update(self._step, inputs_RBD, target_RB, scales_RL)
@@ -106,7 +106,7 @@ class Training:
 
 @contextmanager
 def _tensor_cores(cuda: bool) -> Iterator[None]:
-    """Float32 products in TF32 on CUDA, for the time of a `with`."""
+    """Use TF32 for float32 products on CUDA inside the `with` block."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if cuda else before)
     try:

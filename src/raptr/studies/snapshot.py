@@ -1,4 +1,4 @@
-"""A long computation's tensors on disk, so that a stopped study goes on in the middle of it."""
+"""Snapshots of a long computation's tensors on disk, from which a stopped study resumes."""
 
 import json
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from raptr.files import new_file
 
 
 def write_snapshot(path: Path, identity: object, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors whole or not at all; `identity` (JSON) says which computation they belong to."""
+    """Write the tensors atomically. `identity`, any JSON value, says which computation they belong to."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with new_file(path) as partial:
         save_file(contiguous, partial, metadata={"identity": json.dumps(identity)})
 
 
 def read_snapshot(path: Path, identity: object) -> dict[str, Tensor] | None:
-    """The tensors, if they are there and belong to this computation."""
+    """Return the tensors, or None if the file is missing, damaged or of another computation."""
     if not path.exists():
         return None
     try:
