@@ -2,11 +2,11 @@
 (section 3, "Theoretical Analysis", and the appendix "RaPTr motivation with boolean data: Theory").
 
 The three phases (bias only, RaPTr 1-2's one-layer stage, its full stage with the first layer frozen) are run as
-the paper defines them, by gradient descent of step size η on the exact expectation over {±1}^d, in float64, the
-layer of each step drawn by the project's own RaPTr. Time is η·t, the same for every η.
+the paper defines them, by gradient descent of step size η on the exact expectation over {±1}^d, in float64. This
+project's RaPTr draws the layer of each step. Time is measured as η·t, which makes runs of different η comparable.
 
-Deviations: p₀ is held in phase 1 (the paper assumes that it stays) unless a variant says otherwise. d = 2 unless
-said otherwise: a part of the study shows that further inputs change nothing.
+Deviations: p₀ is held fixed in phase 1 (the paper assumes that it stays) unless a variant says otherwise. d = 2
+unless said otherwise: one part of the study shows that further inputs change nothing.
 """
 
 import math
@@ -65,22 +65,22 @@ TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 10.5, "fontwei
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """The least-squares slope with its 95% interval (Student's t) and the intercept."""
+    """Return the least-squares slope with its 95% interval (Student's t), and the intercept."""
     x_K, y_K = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     free = len(x_K) - 2
     spread = ((x_K - x_K.mean()) ** 2).sum()
-    found, intercept = linear_regression(x, y)
-    error = math.sqrt(float(((y_K - intercept - found * x_K) ** 2).sum()) / max(free, 1) / spread)
+    estimate, intercept = linear_regression(x, y)
+    error = math.sqrt(float(((y_K - intercept - estimate * x_K) ** 2).sum()) / max(free, 1) / spread)
     reach = error * student(max(free, 1))
-    return {"slope": found, "low": found - reach, "high": found + reach, "intercept": intercept}
+    return {"slope": estimate, "low": estimate - reach, "high": estimate + reach, "intercept": intercept}
 
 
 def laws(eta: float, longest: float) -> dict[str, Any]:
-    """Phase 2 from the exact limit of phase 1: errors and loss over η·t, and their exponents from η·t = 10 on."""
+    """Run phase 2 from the exact limit of phase 1: errors and loss over η·t, and their exponents from η·t = 10 on."""
     points = sorted({round(time / eta) for time in np.geomspace(1, longest, 61)} | {round(10 / eta)})
     _, seen, _ = descend(limit(), eta, points[-1], same(BOTH), Trained(second=True), at=points)
     errors = np.array([np.abs(seen[step].second_RP[0] - LIMIT2) for step in points])
-    found = {
+    curves = {
         "w1": errors[:, 0].tolist(),
         "w2": errors[:, 1].tolist(),
         "b": errors[:, 2].tolist(),
@@ -92,19 +92,22 @@ def laws(eta: float, longest: float) -> dict[str, Any]:
     return {
         "eta": eta,
         "time": [step * eta for step in points],
-        **found,
-        "slopes": {name: slope(logs, [math.log(values[i]) for i in late]) for name, values in found.items()},
+        **curves,
+        "slopes": {name: slope(logs, [math.log(values[i]) for i in late]) for name, values in curves.items()},
         "w2_from_flow": abs(float(at_10) - flow(round(10 / eta) * eta)),
     }
 
 
 def saddle(etas: Sequence[float], seeds: int) -> dict[str, Any]:
-    """Phase 1's limit: its Hessian, when descent leaves it, and how near it comes after a bias phase of some length."""
+    """Study phase 1's limit, which is a saddle.
+
+    Return its Hessian, when descent leaves it, and how near descent comes after bias phases of several lengths.
+    """
     phi = features(2)
     z, residual = phi @ np.array(LIMIT1), -(target(phi) - AMPLITUDE - AMPLITUDE * phi[:, 0])
     hessian = curvature(z, residual, phi)
     values, vectors = np.linalg.eigh(hessian)
-    mixed = (phi.T @ np.cos(z) / len(phi))[:, None]  # p₀ enters the output as it is
+    mixed = (phi.T @ np.cos(z) / len(phi))[:, None]  # the output's derivative in p₀ is 1
     with_bias = np.linalg.eigvalsh(np.block([[hessian, mixed], [mixed.T, np.ones((1, 1))]]))
     eta, every = etas[-1], 0.05
     by_seed: list[dict[str, Any]] = []
@@ -146,7 +149,7 @@ def saddle(etas: Sequence[float], seeds: int) -> dict[str, Any]:
 
 
 def after_escape(etas: Sequence[float], seeds: int, longest: float, eta: float = 0.1) -> dict[str, Any]:
-    """Where an escaped layer ends, where phase 2 stalls from there, and what the frozen layer would allow."""
+    """Find where an escaped layer ends, where phase 2 stalls from there, and what the frozen layer would allow."""
     phi, full = features(2), same(BOTH)
     start = Network.start(1, 2, bias=AMPLITUDE, first=(THIRD, 1e-3, 1e-3))
     net, _, _ = descend(start, eta, round(300 / eta), same(FIRST_ALONE), Trained(first=True))
@@ -155,7 +158,7 @@ def after_escape(etas: Sequence[float], seeds: int, longest: float, eta: float =
     signs = np.array([[1.0, sign, sign] for sign in (1, -1)])
     pairs = Network(
         np.full((4, 1), AMPLITUDE), np.repeat(end * signs, 2, axis=0), np.tile(end * signs, (2, 1))
-    )  # each layer may have left on either side
+    )  # each layer may have escaped to either side
     stalled, _, _ = descend(pairs, eta, round(longest / eta), full, Trained(second=True))
     y1 = AMPLITUDE + np.sin(phi @ end)
     z2, r2 = phi @ stalled.second_RP[0] + y1, output(stalled, phi, full)[0] - target(phi)
@@ -179,18 +182,18 @@ def after_escape(etas: Sequence[float], seeds: int, longest: float, eta: float =
 
 
 def bound(tolerance: float) -> dict[str, Any]:
-    """The least loss of one layer: with p₀ free, at √3/2, and at 0."""
-    none = np.zeros(4)
-    settings = {"free": (none, True), "sqrt3/2": (none + AMPLITUDE, False), "zero": (none, False)}
-    found = {}
+    """Return the least loss of one layer: with p₀ free, at √3/2, and at 0."""
+    zeros = np.zeros(4)
+    settings = {"free": (zeros, True), "sqrt3/2": (zeros + AMPLITUDE, False), "zero": (zeros, False)}
+    results = {}
     for name, (added, free_bias) in settings.items():
-        least = least_loss(added, none, free_bias=free_bias, tolerance=tolerance)
-        found[name] = {"bound": least.bound, "loss": least.loss, "at": least.at, "evaluations": least.evaluations}
-    return {"tolerance": tolerance, "least": found}
+        least = least_loss(added, zeros, free_bias=free_bias, tolerance=tolerance)
+        results[name] = {"bound": least.bound, "loss": least.loss, "at": least.at, "evaluations": least.evaluations}
+    return {"tolerance": tolerance, "least": results}
 
 
 def further_inputs(dims: int, eta: float = 0.1) -> dict[str, Any]:
-    """The theorem's run in d dimensions, and how irrelevant weights of 0.01 fade in each phase."""
+    """Run the theorem's phases in d dimensions, and measure how irrelevant weights of 0.01 fade in each phase."""
     run = theorem_run(eta, 1, dims)
     faded: list[float] = []
     if dims > 2:
@@ -210,7 +213,7 @@ def further_inputs(dims: int, eta: float = 0.1) -> dict[str, Any]:
 
 
 def variants(longest: float, eta: float = 0.1) -> dict[str, Any]:
-    """What changes where the paper's simplifications are undone: phase 1 for η·t = 60, then phase 2."""
+    """Run phase 1 for η·t = 60, then phase 2, without some of the paper's simplifications."""
     steps1, steps2 = round(PHASE1_TIME / eta), round(longest / eta)
     phi, full, everything = features(2), same(BOTH), Trained(bias=True, first=True, second=True)
     layers, second = Trained(first=True, second=True), Trained(second=True)
@@ -221,27 +224,28 @@ def variants(longest: float, eta: float = 0.1) -> dict[str, Any]:
         "both, p0 read and trained": (everything, second, True),
         "all trained in phase 2": (layers, everything, False),
     }
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (phase1, phase2, reads_bias) in settings.items():
         net = Network.start(1, 2, bias=bias_after(eta, round(BIAS_TIME / eta)))
         draws = stacked([two_stages(steps1, steps2, 0)])
         middle, _, _ = descend(net, eta, steps1, draws, phase1, reads_bias=reads_bias)
         end, seen, _ = descend(middle, eta, steps2, full, phase2, at=[round(PHASE2_TIME / eta)])
-        found[name] = {
+        results[name] = {
             "first": middle.first_RP[0].tolist(),
             "second": middle.second_RP[0].tolist(),
             "loss_at_100": float(losses(seen[round(PHASE2_TIME / eta)], phi, full)[0]),
             "loss": float(losses(end, phi, full)[0]),
         }
     whole, _, _ = descend(Network.start(1, 2), eta, steps2, full, everything)
-    found["full training from zeros"] = {"loss": float(losses(whole, phi, full)[0])}
-    return found
+    results["full training from zeros"] = {"loss": float(losses(whole, phi, full)[0])}
+    return results
 
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
-    """Compute the study; a seed draws phase 1's layers, and the direction of a push off the saddle.
+    """Compute the study. A seed decides phase 1's layers, and the direction of a push off the saddle.
 
-    All else is deterministic. It runs on the CPU whatever `device` says: four inputs and seven parameters.
+    All else is deterministic. The study runs on the CPU whatever `device` says, since it has only four inputs and seven
+    parameters.
     """
     etas = (0.1, 0.03) if small else (0.1, 0.03, 0.01, 0.003)
     step_etas = (0.2, 0.1, 0.07) if small else (0.1, 0.05, 0.03, 0.02, 0.015, 0.005, 0.001)
@@ -273,7 +277,7 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
             name: slope(*_column(steps, name, lambda eta, count: (math.log(1 / eta), math.log(count))))
             for name in ("p0", "w1", "loss", "output", "w22")
         },
-        # Where the error falls exponentially, η·t grows with ln(1/η): by 1 and by 4 for each e-fold.
+        # Where the error falls exponentially, η·t grows with ln(1/η): by 1 (p0) and by 4 (w1) for each e-fold.
         "log_slopes": {
             name: slope(*_column(steps, name, lambda eta, count: (math.log(1 / eta), eta * count)))
             for name in ("p0", "w1")
@@ -287,13 +291,13 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
 def _column(
     rows: Sequence[dict[str, float]], name: str, pair: Callable[[float, float], tuple[float, float]]
 ) -> tuple[list[float], list[float]]:
-    """The pairs of the rows that have the name, as two lists."""
+    """Return the pairs of the rows that have this name, as two lists."""
     pairs = [pair(row["eta"], row[name]) for row in rows if name in row]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def draw(result: dict[str, Any]) -> Figure:
-    """Four panels: the order of learning, phase 2's laws, the saddle, and the steps that the claims need."""
+    """Draw four panels: the order of learning, phase 2's laws, the saddle, and the steps that the claims need."""
     figure = Figure(figsize=(11, 8), layout="constrained", facecolor="white")
     order, law, saddles, needed = figure.subplots(2, 2).flat
     _draw_order(order, result["runs"][-1])
@@ -308,13 +312,13 @@ def draw(result: dict[str, Any]) -> Figure:
 def _draw_order(axes: Axes, run: dict[str, Any]) -> None:
     curves, gap = run["curves"], 1.5
     names = {"1": "constant", "x1": "x₁", "x1x2": "x₁x₂", "x2": "x₂ (target 0)"}
-    for phase, (title, found) in enumerate(
+    for phase, (title, components) in enumerate(
         zip(("bias only", "phase 1: one layer", "phase 2: both"), curves["phases"], strict=True)
     ):
         left = phase * (WINDOW + gap)
         for (name, label), colour in zip(names.items(), COLOURS, strict=False):
             times = [left + time for time in curves["time"]]
-            axes.plot(times, found[name], color=colour, linewidth=1.8, label=label if phase == 0 else None)
+            axes.plot(times, components[name], color=colour, linewidth=1.8, label=label if phase == 0 else None)
         axes.text(left + WINDOW / 2, 1.58, title, ha="center", fontsize=9, color=GREY)
         if phase:
             axes.axvline(left - gap / 2, color=GREY, linewidth=1, linestyle=":")
@@ -375,7 +379,7 @@ def _draw_steps(axes: Axes, result: dict[str, Any]) -> None:
     axes.minorticks_off()
     axes.set(xlabel="η (smaller to the right)", ylabel="η·t until the error is η")
     axes.set_title("Time to an error of η", **TITLE)
-    axes.set_ylim(top=axes.get_ylim()[1] * (1 if len(etas) > 4 else 40))  # few points leave no room for the legend
+    axes.set_ylim(top=axes.get_ylim()[1] * (1 if len(etas) > 4 else 40))  # with few points the legend needs more room
     axes.legend(loc="upper right", frameon=False, fontsize=9, labelcolor=INK)
 
 

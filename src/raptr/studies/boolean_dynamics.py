@@ -3,13 +3,13 @@ Pretraining via Progressive Subnetworks", section 3 and the appendix on Boolean 
 
     target    √3/2 + √3/2·x₁ − x₁x₂
     network   y₁ = p₀ + sin(⟨w₁, x⟩ + b₁),   y₂ = y₁ + sin(⟨w₂, x⟩ + y₁ + b₂)
-    one layer p₀ + sin(⟨wₗ, x⟩ + bₗ), for both layers
+    one layer p₀ + sin(⟨wₗ, x⟩ + bₗ), for either layer l
 
 Expectations are sums over all 2^d inputs, in float64. Gradients follow the paper's proofs, which drop the factor
 2 of the squared error: a step is θ ← θ − η·E[residual · ∂output/∂θ].
 
-Deviation: none by default. The paper's one-layer formula leaves y₁ = p₀ out of the second neuron's sine, which
-its definition of the network has there; `reads_bias=True` puts it back.
+Deviation: none by default. The paper's one-layer formula leaves y₁ = p₀ out of the second neuron's sine, although
+its definition of the network has it there; `reads_bias=True` puts it back.
 
 Shapes: R independent runs, N = 2^d inputs, P = d + 1 features (the inputs, then a constant 1).
 """
@@ -30,21 +30,21 @@ from raptr.subnetworks import Schedule, Shape
 from raptr.subnetworks.schedule import Stage
 
 Array = NDArray[np.float64]
-Scales = tuple[Array, Array]  # of both layers, each (R, 1): what runs in each run
+Scales = tuple[Array, Array]  # of both layers, (R, 1) each: which layers run in each run
 
 AMPLITUDE = math.sqrt(3) / 2
 FIRST_ALONE, SECOND_ALONE, BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
-BIAS_TIME, PHASE1_TIME, PHASE2_TIME = 40, 60, 100  # η·t; phase 1 is shared by both layers
+BIAS_TIME, PHASE1_TIME, PHASE2_TIME = 40, 60, 100  # η·t of each phase; both layers share phase 1
 THIRD, HALF = math.pi / 3, math.pi / 2
 LIMIT1 = (THIRD, 0.0, 0.0)  # the theorem's (w₁, w₂, b) of both layers after phase 1
 LIMIT2 = (HALF - AMPLITUDE, HALF, HALF - AMPLITUDE)  # and of the second layer after phase 2
-ESCAPED = (THIRD + HALF) / 2  # w₁ beyond the middle between the saddle and the minimum it escapes to
-WINDOW = 20  # η·t of each phase that the curves show
+ESCAPED = (THIRD + HALF) / 2  # halfway from the saddle to the minimum; a larger w₁ has left the saddle
+WINDOW = 20  # the curves show each phase up to this η·t
 
 
 @dataclass(frozen=True)
 class Network:
-    """Both neurons of R runs: the position bias and, of each layer, the weights followed by the bias."""
+    """The parameters of R runs: the position bias p₀ and, for each layer, the weights followed by the bias."""
 
     bias_R1: Array
     first_RP: Array
@@ -54,7 +54,7 @@ class Network:
     def start(
         cls, runs: int, dims: int, *, bias: float = 0.0, first: Sequence[float] = (), second: Sequence[float] = ()
     ) -> "Network":
-        """R equal runs; (w₁, w₂, b) of a layer where given, else zeros, as in the paper."""
+        """Return R equal runs. A layer starts at (w₁, w₂, b) if given, otherwise at zeros, as in the paper."""
 
         def layer(values: Sequence[float]) -> Array:
             row = np.zeros(dims + 1)
@@ -75,29 +75,29 @@ class Trained:
 
 
 def features(dims: int) -> Array:
-    """All inputs of {±1}^d with a constant 1 behind them: (2^d, d + 1)."""
+    """Return all inputs of {±1}^d, followed by a constant 1: (2^d, d + 1)."""
     index_N1 = np.arange(2**dims)[:, None]
     x_ND = 1.0 - 2.0 * ((index_N1 >> np.arange(dims)) & 1)
     return np.concatenate([x_ND, np.ones((len(x_ND), 1))], axis=1)
 
 
 def target(phi_NP: Array) -> Array:
-    """The labels √3/2 + √3/2·x₁ − x₁x₂ of every input."""
+    """Return the labels √3/2 + √3/2·x₁ − x₁x₂ of all inputs."""
     return AMPLITUDE + AMPLITUDE * phi_NP[:, 0] - phi_NP[:, 0] * phi_NP[:, 1]
 
 
 def same(scales: tuple[float, float]) -> Scales:
-    """One choice of layers for all runs."""
+    """Return scales with the same choice of layers for all runs."""
     return np.array([[scales[0]]]), np.array([[scales[1]]])
 
 
 def output(net: Network, phi_NP: Array, scales: Scales, *, reads_bias: bool = False) -> Array:
-    """The output of every run on every input: (R, N)."""
+    """Return the output of every run on every input: (R, N)."""
     return _forward(net, phi_NP, scales, reads_bias)[0]
 
 
 def _forward(net: Network, phi_NP: Array, scales: Scales, reads_bias: bool) -> tuple[Array, Array, Array, Array]:
-    """The output, both cosines (0 where a layer is bypassed), and how much of y₁ the second sine reads."""
+    """Return the output, both cosines (0 where a layer is bypassed), and how much of y₁ the second sine reads."""
     scale_1, scale_2 = scales
     z1_RN = net.first_RP @ phi_NP.T
     y1_RN = net.bias_R1 + scale_1 * np.sin(z1_RN)
@@ -107,13 +107,13 @@ def _forward(net: Network, phi_NP: Array, scales: Scales, reads_bias: bool) -> t
 
 
 def losses(net: Network, phi_NP: Array, scales: Scales, *, reads_bias: bool = False) -> Array:
-    """The mean squared error of every run: (R,)."""
+    """Return the mean squared error of every run: (R,)."""
     residual_RN = output(net, phi_NP, scales, reads_bias=reads_bias) - target(phi_NP)
     return np.asarray((residual_RN**2).mean(axis=1))
 
 
 def gradients(net: Network, phi_NP: Array, label_N: Array, scales: Scales, *, reads_bias: bool = False) -> Network:
-    """The exact gradients of half the mean squared error."""
+    """Return the exact gradients of half the mean squared error."""
     y_RN, cos1_RN, cos2_RN, read = _forward(net, phi_NP, scales, reads_bias)
     residual_RN = (y_RN - label_N) / len(label_N)
     below_RN = residual_RN * (1.0 + read * cos2_RN)
@@ -131,7 +131,10 @@ def descend(
     until: Callable[[Network], bool] | None = None,
     reads_bias: bool = False,
 ) -> tuple[Network, dict[int, Network], int]:
-    """Gradient descent: where it ends, the networks after the numbers of steps in `at`, and the steps taken."""
+    """Do gradient descent for `steps` steps, or until `until` is true.
+
+    Return the last networks, the networks after the numbers of steps in `at`, and the number of steps taken.
+    """
     phi_NP = features(net.first_RP.shape[1] - 1)
     label_N, wanted = target(phi_NP), set(at)
     seen = {0: net} if 0 in wanted else {}
@@ -150,7 +153,7 @@ def descend(
 
 
 def bias_after(eta: float, steps: int) -> float:
-    """The position bias after steps of bias-only training, with the rounding that the updates have."""
+    """Return the position bias after `steps` steps that train it alone, with the rounding of these updates."""
     bias = 0.0
     for _ in range(steps):
         bias -= eta * (bias - AMPLITUDE)
@@ -158,8 +161,8 @@ def bias_after(eta: float, steps: int) -> float:
 
 
 def two_stages(phase1: int, phase2: int, seed: int) -> Callable[[int], tuple[float, float]]:
-    """Which layers run at a step of RaPTr 1-2 on two layers, drawn by the project's own method."""
-    # The theorem has no scaling; both stages are lengths of their own, so the schedule is spelt out.
+    """Return a function from the step to the scales of RaPTr 1-2 on two layers, drawn by this project's method."""
+    # The theorem has no scaling. The two stages have independent lengths, so the schedule is written out.
     stages = (Stage(0, phase1, 1, ()), Stage(phase1, phase1 + phase2, 2, ()))
     method = make_method("raptr", shape=Shape(2), schedule=Schedule(2, stages), scaling="none", seed=seed)
 
@@ -171,7 +174,7 @@ def two_stages(phase1: int, phase2: int, seed: int) -> Callable[[int], tuple[flo
 
 
 def stacked(draws: Sequence[Callable[[int], tuple[float, float]]]) -> Callable[[int], Scales]:
-    """One draw per run, as the columns that `descend` takes."""
+    """Combine one draw per run into a function that returns the columns `descend` takes."""
 
     def scales(step: int) -> Scales:
         table_R2 = np.array([draw(step) for draw in draws])
@@ -181,31 +184,31 @@ def stacked(draws: Sequence[Callable[[int], tuple[float, float]]]) -> Callable[[
 
 
 def components(y_RN: Array, phi_NP: Array) -> dict[str, Array]:
-    """The parts of a function on 1, x₁, x₂ and x₁x₂, and the size of all others: each (R,)."""
+    """Return a function's coefficients of 1, x₁, x₂ and x₁x₂, and the norm of all others: (R,) each."""
     x1_N, x2_N = phi_NP[:, 0], phi_NP[:, 1]
-    found = {
+    coefficients = {
         "1": y_RN.mean(axis=1),
         "x1": (y_RN * x1_N).mean(axis=1),
         "x2": (y_RN * x2_N).mean(axis=1),
         "x1x2": (y_RN * x1_N * x2_N).mean(axis=1),
     }
     # Parseval: what is left of the mean square belongs to the other monomials.
-    rest = (y_RN**2).mean(axis=1) - sum(part**2 for part in found.values())
-    return {**found, "others": np.sqrt(np.maximum(rest, 0.0))}
+    rest = (y_RN**2).mean(axis=1) - sum(part**2 for part in coefficients.values())
+    return {**coefficients, "others": np.sqrt(np.maximum(rest, 0.0))}
 
 
 def curvature(z_N: Array, residual_N: Array, phi_NP: Array) -> Array:
-    """The Hessian of half the loss in one neuron's (w, b), where its output sin(z) is added to the rest: (P, P)."""
+    """Return the Hessian of half the loss in one neuron's (w, b), where sin(z) is added to the rest: (P, P)."""
     return np.asarray((phi_NP.T * (np.cos(z_N) ** 2 - residual_N * np.sin(z_N))) @ phi_NP / len(phi_NP))
 
 
 def limit() -> Network:
-    """Both layers at phase 1's limit, exactly."""
+    """Return the network with both layers exactly at phase 1's limit."""
     return Network.start(1, 2, bias=AMPLITUDE, first=LIMIT1, second=LIMIT1)
 
 
 def flow(time: float, pieces: int = 2000) -> float:
-    """w₂,₂ of the gradient flow of phase 2, by Runge and Kutta's method of order four."""
+    """Return w₂,₂ of phase 2's gradient flow at a time, by the fourth-order Runge–Kutta method."""
     phi, net, h = features(2), limit(), time / pieces
     label = target(phi)
 
@@ -222,7 +225,7 @@ def flow(time: float, pieces: int = 2000) -> float:
 
 
 def theorem_run(eta: float, seeds: int, dims: int = 2, phase1_time: float = PHASE1_TIME) -> dict[str, Any]:
-    """All phases one after the other, from zeros, the layers of phase 1 drawn once per seed."""
+    """Run all phases one after the other, from zeros; the layers of phase 1 are drawn once per seed."""
     steps0, steps1, steps2 = (round(time / eta) for time in (BIAS_TIME, phase1_time, PHASE2_TIME))
     phi = features(dims)
     net = Network.start(seeds, dims, bias=bias_after(eta, steps0))
@@ -258,18 +261,18 @@ def theorem_run(eta: float, seeds: int, dims: int = 2, phase1_time: float = PHAS
 
 
 def _worst(*per_layer: Array) -> tuple[float, float]:
-    """Mean and deviation over the seeds of the larger layer's error."""
+    """Return mean and deviation over seeds of the larger of the two layers' errors."""
     return mean_and_deviation(np.max(per_layer, axis=0).tolist())
 
 
 def _from_line(net: Network, phi: Array, kept: tuple[float, float]) -> Array:
-    """The largest error over all inputs of one layer against √3/2 + √3/2·x₁: (R,)."""
+    """Return the largest error of one layer over all inputs, against √3/2 + √3/2·x₁: (R,)."""
     line = AMPLITUDE + AMPLITUDE * phi[:, 0]
     return np.asarray(np.abs(output(net, phi, same(kept)) - line).max(axis=1))
 
 
 def _curves(eta: float, first: list[Network], second: list[Network], phi: Array) -> dict[str, Any]:
-    """The components of what runs over the first part of each phase, of seed 0; in phase 1 the layers' mean."""
+    """Return seed 0's components of the output over the beginning of each phase; in phase 1, of the layers' mean."""
     times = [quarter / 4 for quarter in range(4 * WINDOW + 1)]
     bias = [np.full((1, len(phi)), bias_after(eta, round(time / eta))) for time in times]
     alone = [(output(net, phi, same(FIRST_ALONE))[:1] + output(net, phi, same(SECOND_ALONE))[:1]) / 2 for net in first]
@@ -280,9 +283,9 @@ def _curves(eta: float, first: list[Network], second: list[Network], phi: Array)
 
 
 def steps_to_eta(eta: float) -> dict[str, float]:
-    """How many steps bring each error down to η; phase 1 counts the layer's own steps, from an exact p₀.
+    """Return how many steps bring each error down to η; phase 1 counts the layer's own steps, from an exact p₀.
 
-    Errors of phase 2 that would take too long (about η^-3 and η^-2/2 steps) are left out at small η.
+    At small η, errors of phase 2 that would take too long (about η^-3 and η^-2/2 steps) are left out.
     """
     phi, first, second = features(2), Trained(first=True), Trained(second=True)
     product = -phi[:, 0] * phi[:, 1]
@@ -312,7 +315,7 @@ def _below(error: Callable[[Network], float], eta: float, net: Network) -> bool:
 
 
 def direction(seed: int) -> Array:
-    """A unit vector in (w₁, w₂, b) that belongs to the seed."""
+    """Return the seed's unit vector in (w₁, w₂, b)."""
     raw = np.array([2 * unit(bits(seed, "evaluation", axis)) - 1 for axis in range(3)])
     return np.asarray(raw / np.linalg.norm(raw))
 
@@ -320,7 +323,11 @@ def direction(seed: int) -> Array:
 def leaving(
     bias_R1: Array, start_RP: Array, eta: float, longest: float, every: float
 ) -> tuple[list[Any], list[float], list[list[float]]]:
-    """When each run's w₁ passes from the saddle (η·t, None: not yet), and the distance from it at given times."""
+    """Follow runs of the first layer alone that start at the saddle or near it.
+
+    Return when each run's w₁ leaves the saddle (η·t; None: not yet), the times of measurement, and each run's distances
+    from the saddle at these times.
+    """
     apart = max(1, round(every / eta))
     points = list(range(0, round(longest / eta) + 1, apart))
     net = Network(bias_R1, start_RP, np.zeros_like(start_RP))
@@ -343,12 +350,12 @@ class Least:
 
 
 def least_loss(added_N: Array, inside_N: Array, *, free_bias: bool, tolerance: float) -> Least:
-    """The least of E[(added + sin(w₁x₁ + w₂x₂ + b + inside) − target)²] over all (w₁, w₂, b), by branch and bound.
+    """Find the least E[(added + sin(w₁x₁ + w₂x₂ + b + inside) − target)²] over all (w₁, w₂, b), by branch and bound.
 
     √loss is the L2 norm of the residual and sine is 1-Lipschitz, while the features are orthonormal: √loss
     changes by no more than the Euclidean distance in (w₁, w₂, b). A cube of half side h around a point of √loss r
-    thus holds nothing below r − h√3, and cubes that cannot beat the best by `tolerance` are dropped. What is left
-    to trust is float64. With `free_bias` the best constant is subtracted, a projection, which keeps the argument.
+    thus holds nothing below r − h√3, and cubes that cannot beat the best by `tolerance` are dropped. Only rounding in
+    float64 is not covered. With `free_bias` the best constant is subtracted, a projection, so the argument holds.
 
     Two inputs are enough for every d: with the other inputs held, the loss is that of two inputs at another b,
     and an average over those is no less than the least of them.
@@ -371,14 +378,14 @@ def least_loss(added_N: Array, inside_N: Array, *, free_bias: bool, tolerance: f
     corners = features(3)[:, :3]
     best, best_at, evaluations = math.inf, cells_CP[0], 0
     while len(cells_CP):
-        found_C = roots(cells_CP)
+        roots_C = roots(cells_CP)
         evaluations += len(cells_CP)
-        if found_C.min() < best:
-            best, best_at = float(found_C.min()), cells_CP[found_C.argmin()]
-        cells_CP = cells_CP[found_C - half * math.sqrt(3) < best - tolerance]
+        if roots_C.min() < best:
+            best, best_at = float(roots_C.min()), cells_CP[roots_C.argmin()]
+        cells_CP = cells_CP[roots_C - half * math.sqrt(3) < best - tolerance]
         half /= 2
         cells_CP = (cells_CP[:, None, :] + half * corners).reshape(-1, 3)
-    # Every cube was dropped for holding nothing below some earlier, larger best − tolerance.
+    # Every cube was dropped because it holds nothing below best − tolerance, for a best that has only fallen since.
     bound = max(best - tolerance, 0.0) ** 2
     for _ in range(2000):  # polish the point that is shown; the bound does not depend on it
         residual_N = np.sin(phi_NP @ best_at + inside_N) - wanted_N

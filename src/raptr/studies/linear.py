@@ -1,18 +1,18 @@
 """Linear networks whose layers are dropped one at a time (the paper's section 5 and the appendix "Noise stability").
 
 A layer is y + W·y/‖y‖ (residual and normalisation), y + W·y, W·y/‖y‖ or W·y; a dropped layer is the identity. Its
-weights are W = √τ·A + √(1-τ)·G, with A shared by all layers and G drawn for each. Measured, for every depth L:
+weights are W = √τ·A + √(1-τ)·G, with A shared by all layers and G drawn for each. Measured for every depth L:
 
     ‖y^(ℓ)‖      the norm after layer ℓ
-    Ψ_ℓ          ‖F_-ℓ - F‖, F the network of depth L and F_-ℓ the same without layer ℓ
+    Ψ_ℓ          ‖F_-ℓ - F‖, where F is the network of depth L and F_-ℓ is F without layer ℓ
     gap          (1/L)·Σ Ψ_ℓ / ‖F‖, which bounds the loss gap between stages up to a constant (the paper's theorem)
 
-Deviations and choices. G has entries N(0, 1/d), as in the appendix: N(0, d^-½) as a variance, the main text's, gives
-no norm of √ℓ. The paper says of A only that its norm is at most 1: here it is symmetric with eigenvalues 1 and an even
-spread from -(1-δ) to 1-δ, δ = 0.1 (the lemma on aligned layers assumes such a gap); a Gaussian matrix of norm 1 and a
-projection onto one direction stand beside it. A layer belongs to (seed, place), so the network of depth L is the start
-of the deeper one: all depths come from one pass over copies that each lack one layer. What the text adds to the gap,
-the loss and its Lipschitz constant, is not simulated.
+Deviations and choices: G has entries N(0, 1/d), as in the appendix; the main text's N(0, d^-½), read as a variance,
+gives no norm of √ℓ. The paper says of A only that its norm is at most 1. Here A is symmetric, with one eigenvalue of 1
+and the others evenly spaced from -(1-δ) to 1-δ, δ = 0.1 (the lemma on aligned layers assumes such a gap); a Gaussian
+matrix of norm 1 and a projection onto one direction are measured too. A layer's weights depend only on the seed and its
+place, so each network is the beginning of the deeper ones, and one pass over copies that each lack one layer gives all
+depths. The text bounds a loss by the gap and the loss's Lipschitz constant; this step is not simulated.
 """
 
 import math
@@ -37,9 +37,9 @@ from raptr.report.statistics import mean
 from raptr.studies.contract import Study, run_jobs
 
 COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#000000")
-CLAIMED = -0.4  # the exponent of the gap that the paper's text names for every τ
-DELTAS = (0.1, 0.5, 1.0)  # gaps below the first eigenvalue for which alignment is followed
-EARLY = 4  # the layer whose Ψ is followed over depths
+CLAIMED = -0.4  # the gap's exponent for every τ, according to the paper's text
+DELTAS = (0.1, 0.5, 1.0)  # gaps between A's first and next eigenvalue at which alignment is measured
+EARLY = 4  # the layer, from 1, whose Ψ is measured at every depth
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes of the study; one number of inputs for each width."""
+    """The settings of the study; `inputs` has one number of inputs for each width."""
 
     depth: int = 128
     widths: tuple[int, ...] = (100, 400)
@@ -72,7 +72,7 @@ class Setting:
 
     @property
     def depths(self) -> list[int]:
-        """Depths from 4 on, two to an octave."""
+        """The depths that are measured: from 4 on, two per octave."""
         steps = round(2 * math.log2(self.depth / 4))
         return [round(4 * 2 ** (step / 2)) for step in range(steps + 1)]
 
@@ -87,7 +87,7 @@ class Profile:
 
 
 def apply(y: Tensor, weight_DD: Tensor, architecture: Architecture) -> Tensor:
-    """One layer, on any number of inputs (..., D)."""
+    """Apply one layer to any number of inputs (..., D)."""
     x = y / y.norm(dim=-1, keepdim=True) if architecture.norm else y
     z = x @ weight_DD.T
     return y + z if architecture.residual else z
@@ -95,33 +95,33 @@ def apply(y: Tensor, weight_DD: Tensor, architecture: Architecture) -> Tensor:
 
 def profile(layers: Iterator[Tensor], inputs_ND: Tensor, architecture: Architecture) -> Profile:
     """Run the network and, beside it, every network that lacks one of the layers so far."""
-    y_ND, copies_LND, found = inputs_ND, inputs_ND.new_empty(0, *inputs_ND.shape), Profile([], [], [])
+    y_ND, copies_LND, result = inputs_ND, inputs_ND.new_empty(0, *inputs_ND.shape), Profile([], [], [])
     for weight_DD in layers:
-        # The copy without this layer is the network before it.
+        # The copy that lacks this layer is the network up to here.
         copies_LND = torch.cat([apply(copies_LND, weight_DD, architecture), y_ND.unsqueeze(0)])
         y_ND = apply(y_ND, weight_DD, architecture)
         norm_N = y_ND.norm(dim=-1)
         psi_LN = (copies_LND - y_ND).norm(dim=-1)
-        found.norms_L.append(norm_N.mean().item())
-        found.psi_LL.append(psi_LN.mean(dim=1).tolist())
-        found.gap_L.append((psi_LN / norm_N).mean().item())
-    return found
+        result.norms_L.append(norm_N.mean().item())
+        result.psi_LL.append(psi_LN.mean(dim=1).tolist())
+        result.gap_L.append((psi_LN / norm_N).mean().item())
+    return result
 
 
 def gaussians(seed: int, width: int, count: int, device: str) -> Tensor:
-    """The random matrices of the layers, entries N(0, 1/d), (L, D, D)."""
+    """Return the layers' random matrices with entries N(0, 1/d), (L, D, D)."""
     drawn = [normal(seed, f"linear.{width}.{layer}", width * width) for layer in range(count)]
     return _tensor(np.stack(drawn) / np.sqrt(width), device, count, width, width)
 
 
 def unit_inputs(seed: int, width: int, count: int, device: str) -> Tensor:
-    """Directions drawn uniformly from the sphere, (N, D)."""
+    """Return directions drawn uniformly from the sphere, (N, D)."""
     drawn = normal(seed, f"linear.{width}.inputs", count * width)
     return torch.nn.functional.normalize(_tensor(drawn, device, count, width), dim=-1)
 
 
 def shared_matrix(kind: str, seed: int, width: int, delta: float, device: str) -> Tensor:
-    """The matrix A that the layers share, of spectral norm 1."""
+    """Return the matrix A that the layers share, of spectral norm 1."""
     drawn = _tensor(normal(seed, f"linear.{width}.shared", width * width), device, width, width)
     if kind == "gaussian":
         return torch.div(drawn, torch.linalg.matrix_norm(drawn, 2))
@@ -140,50 +140,50 @@ def _tensor(drawn: NDArray[np.floating], device: str, *shape: int) -> Tensor:
 
 
 def mixed(tau: float, shared_DD: Tensor, gaussians_LDD: Tensor) -> Iterator[Tensor]:
-    """The layers √τ·A + √(1-τ)·G."""
+    """Yield the layers' weights √τ·A + √(1-τ)·G."""
     for gaussian_DD in gaussians_LDD:
         yield math.sqrt(tau) * shared_DD + math.sqrt(1 - tau) * gaussian_DD
 
 
 def wide_psi(depth: int) -> list[float]:
-    """Ψ_ℓ of random layers with residual and normalisation as the width goes to infinity, where ‖F‖ = √(L+1).
+    """Return Ψ_ℓ of random layers with residual and normalisation at infinite width, where ‖F‖ = √(L+1).
 
-    There ‖y^(m)‖² = m + 1, the copy without layer ℓ has one less, and their inner product c grows from ℓ by the
-    factor 1 + 1/√(m·(m-1)) in each later layer m; Ψ_ℓ² = (L + 1) + L - 2c.
+    There ‖y^(m)‖² = m + 1, and one less for the copy without layer ℓ. Their inner product c is ℓ at layer ℓ and grows
+    by the factor 1 + 1/√(m·(m-1)) in each later layer m; Ψ_ℓ² = (L + 1) + L - 2c.
     """
     factors = [1 + 1 / math.sqrt(m * (m - 1)) for m in range(depth, 1, -1)]
     later = np.cumprod([1.0, *factors])[::-1]
-    found: list[float] = np.sqrt(2 * depth + 1 - 2 * np.arange(1, depth + 1) * later).tolist()
-    return found
+    psi: list[float] = np.sqrt(2 * depth + 1 - 2 * np.arange(1, depth + 1) * later).tolist()
+    return psi
 
 
 def wide_gap(depth: int) -> float:
-    """The gap in the same limit."""
+    """Return the gap of random layers with residual and normalisation at infinite width."""
     return sum(wide_psi(depth)) / depth / math.sqrt(depth + 1)
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """The power of x that y follows: the least-squares slope of log y on log x."""
+    """Return the power of x that y follows: the least-squares slope of log y on log x."""
     return slope(np.log(x).tolist(), np.log(y).tolist())
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The least-squares slope of y on x."""
+    """Return the least-squares slope of y on x."""
     return linear_regression(x, y).slope
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean and its 95% interval by Student's distribution (none for a single value)."""
-    found = mean(values)
-    assert found is not None
-    ends = [None if found.interval is None else found.mean + side * found.interval for side in (-1, 1)]
-    return {"mean": found.mean, "low": ends[0], "high": ends[1]}
+    """Return the mean and its 95% interval by Student's t distribution (None for a single value)."""
+    estimate = mean(values)
+    assert estimate is not None
+    ends = [None if estimate.interval is None else estimate.mean + side * estimate.interval for side in (-1, 1)]
+    return {"mean": estimate.mean, "low": ends[0], "high": ends[1]}
 
 
 def alignment(setting: Setting, delta: float, seed: int, device: str) -> dict[str, float]:
-    """How fast layers that are all A turn inputs towards A's first eigenvector, and whether norms grow linearly.
+    """Measure how fast layers that all equal A turn inputs towards its first eigenvector, and how norms grow.
 
-    The tangent of the angle is followed to a large depth; its exponent is that of its last three octaves.
+    The tangent of the angle is measured up to a large depth; its exponent is fitted to the last three octaves.
     """
     width, depth = setting.widths[0], setting.alignment_depth
     shared_DD = shared_matrix("spread" if delta < 1 else "one direction", seed, width, delta, device)
@@ -205,10 +205,10 @@ def alignment(setting: Setting, delta: float, seed: int, device: str) -> dict[st
 
 
 def cases(setting: Setting, width: int) -> list[tuple[str, str, float]]:
-    """(architecture, kind of A, τ) to measure at a width; other kinds of A at the first width only."""
+    """Return each (architecture, kind of A, τ) measured at a width; other kinds of A only at the first width."""
     (first, *others), (kind, *kinds) = ARCHITECTURES, setting.shared
     listed = [(first, kind, tau) for tau in setting.taus]
-    # The lemmas speak of random layers and of equal ones.
+    # The lemmas are about random layers (τ = 0) and equal ones (τ = 1).
     listed += [(name, kind, tau) for name, tau in product(others, (setting.taus[0], setting.taus[-1]))]
     if width == setting.widths[0]:
         listed += [(first, other, tau) for other, tau in product(kinds, setting.taus[1:])]
@@ -216,7 +216,7 @@ def cases(setting: Setting, width: int) -> list[tuple[str, str, float]]:
 
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
-    """All profiles of all seeds, then their exponents with intervals over seeds."""
+    """Compute all profiles for all seeds, then their exponents with intervals over seeds."""
     setting = Setting(depth=32, widths=(100,), inputs=(20,), alignment_depth=256) if small else Setting()
     inputs = dict(zip(setting.widths, setting.inputs, strict=True))
 
@@ -227,13 +227,13 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
         measured = []
         for name, kind, tau in cases(setting, width):
             shared_DD = shared_matrix(kind, seed, width, setting.delta, device)
-            found = profile(mixed(tau, shared_DD, gaussians_LDD), inputs_ND, ARCHITECTURES[name])
+            curves = profile(mixed(tau, shared_DD, gaussians_LDD), inputs_ND, ARCHITECTURES[name])
             measured.append(
                 {
-                    "norms": found.norms_L,
-                    "psi": found.psi_LL[-1],
-                    "early_psi": [row[EARLY - 1] for row in found.psi_LL[EARLY - 1 :]],
-                    "gap": [found.gap_L[depth - 1] for depth in setting.depths],
+                    "norms": curves.norms_L,
+                    "psi": curves.psi_LL[-1],
+                    "early_psi": [row[EARLY - 1] for row in curves.psi_LL[EARLY - 1 :]],
+                    "gap": [curves.gap_L[depth - 1] for depth in setting.depths],
                 }
             )
         return measured
@@ -242,25 +242,25 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
     found = run_jobs(folder, asdict(setting), keys, compute, console, "linear networks")
     measured: list[dict[str, Any]] = []
     for width in setting.widths:
-        for place_in, (name, kind, tau) in enumerate(cases(setting, width)):
-            of_seeds = [found[f"{width}-{seed}"][place_in] for seed in range(seeds)]
+        for number, (name, kind, tau) in enumerate(cases(setting, width)):
+            of_seeds = [found[f"{width}-{seed}"][number] for seed in range(seeds)]
             case = {"width": width, "architecture": name, "shared": kind, "tau": tau}
             measured.append({**case, **_gather(setting, of_seeds, normed=ARCHITECTURES[name].norm)})
-    turned = {str(delta): [alignment(setting, delta, seed, device) for seed in range(seeds)] for delta in DELTAS}
+    alignments = {str(delta): [alignment(setting, delta, seed, device) for seed in range(seeds)] for delta in DELTAS}
     return {
         "setting": asdict(setting),
         "depths": setting.depths,
         "cases": measured,
         "alignment": {
             name: {key: interval([entry[key] for entry in entries]) for key in entries[0]}
-            for name, entries in turned.items()
+            for name, entries in alignments.items()
         },
         "wide_limit": _wide_limit(setting.depths),
     }
 
 
 def _wide_limit(depths: Sequence[int]) -> dict[str, Any]:
-    """What the exponents of random layers would be without any noise, over the same depths and beyond."""
+    """Return the noise-free exponents of random layers at infinite width, over the same depths and beyond."""
     gap, psi = [wide_gap(depth) for depth in depths], wide_psi(depths[-1])
     early = [depth for depth in depths if depth >= 2 * EARLY]
     beyond = [128 * 2**octave for octave in range(8)]
@@ -277,14 +277,14 @@ def _wide_limit(depths: Sequence[int]) -> dict[str, Any]:
 
 
 def _gather(setting: Setting, of_seeds: Sequence[Mapping[str, Any]], *, normed: bool) -> dict[str, Any]:
-    """Means over seeds for the figure, and exponents fitted seed by seed."""
+    """Return means over seeds for the figure, and exponents fitted seed by seed."""
     depths = setting.depths
 
     def fitted(fit: Callable[[Mapping[str, Any]], float]) -> dict[str, float | None]:
         return interval([fit(entry) for entry in of_seeds])
 
     def growth(at: Sequence[int], values: Sequence[float]) -> float:
-        # Norms without normalisation are exponential: their rate, in doublings a layer, stands in for a power.
+        # Without normalisation norms grow exponentially, so this is a rate in doublings a layer instead of a power.
         return exponent(at, values) if normed else slope(at, np.log2(values).tolist())
 
     early = [depth for depth in depths if depth >= 2 * EARLY]
@@ -302,13 +302,13 @@ def _gather(setting: Setting, of_seeds: Sequence[Mapping[str, Any]], *, normed: 
 
 
 def _late(depths: Sequence[int], values: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
-    """The last two octaves of depth."""
+    """Return the last two octaves of depth and the values there."""
     first = next(index for index, depth in enumerate(depths) if 4 * depth >= depths[-1])
     return depths[first:], values[first:]
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """Norms, Ψ and the gap for every τ above; architectures, and the fitted exponents of the gap, below."""
+    """Draw norms, Ψ and the gap for every τ above; architectures and the gap's fitted exponents below."""
     figure = Figure(figsize=(12, 7.4), layout="constrained", facecolor="white")
     (norms, psi, gap), (kinds, gaps, fits) = figure.subplots(2, 3)
     setting, depths, limit = result["setting"], result["depths"], result["wide_limit"]
@@ -337,12 +337,12 @@ def plot(result: dict[str, Any]) -> Figure:
     _draw_fits(fits, result)
     for axes in (norms, psi, gap, kinds, gaps):
         axes.set_yscale("log", base=2 if axes in (norms, psi) else 10)
-        if axes is not kinds:  # exponential growth is straight over plain layers
+        if axes is not kinds:  # exponential growth is a straight line over a linear axis
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}" if axes is not kinds else "{x:.0e}")
     low, high = gap.get_ylim()
-    two_decades = high > 100 * low  # with fewer, powers of ten are too few labels
+    two_decades = high > 100 * low  # over a smaller range, powers of ten alone are too few labels
     gap.yaxis.set_minor_formatter("" if two_decades else lambda at, _: f"{at:g}" if f"{at:e}"[0] in "25" else "")
     gap.tick_params(axis="y", which="minor", labelsize=9, labelcolor=INK)
     gaps.set_ylim(max(1e-3, gaps.dataLim.y0 / 8), 4)  # room for the legend
@@ -373,7 +373,7 @@ def _draw_fits(axes: Axes, result: Mapping[str, Any]) -> None:
         fits = [case["gap_exponent"] for case in group]
         taus, means = [case["tau"] for case in group], [fit["mean"] for fit in fits]
         errors = [[0 if fit["low"] is None else fit["mean"] - fit["low"] for fit in fits]] * 2
-        # Larger widths are open squares, since they lie on the same points.
+        # Other widths are open squares, since their points lie on those of the first width.
         again = group[0]["width"] != result["setting"]["widths"][0]
         look = {"marker": "s", "markersize": 8, "fillstyle": "none", "linestyle": "none"} if again else {"marker": "o"}
         axes.errorbar(taus, means, errors, color=COLOURS[(0, 2, 4, 6)[place % 4]], capsize=2, label=name, **look)

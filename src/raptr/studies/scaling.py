@@ -4,12 +4,12 @@ The theorem: in a stack of pre-layernorm layers whose updates are multiplied by 
 
     ‖y^(ℓ)‖² = ‖x‖² + Θ(d·Σ α_j²),   since one layer adds between d and 2d to the squared norm of any token.
 
-The first part measures this in the paper's own setting, of `scaling_stack`. The second measures, in a BERT of this
-project, the norms that the layers of RaPTr's parts get in relation to those that they get in the full model, for three
-scalings and the values of `model.init`, of which `paper` is the theorem's. Under all of these the BERT has what the
-theorem leaves out: GELU, several heads, scores divided by the root of a head's size.
+The first part measures this in the paper's own setting, that of `scaling_stack`. The second part compares, in a BERT of
+this project, the norms of the layers' inputs in RaPTr's subnetworks with those in the full model, for three scalings
+and all values of `model.init`, of which `paper` is the theorem's. Under all of these the BERT has what the theorem
+leaves out: GELU, several heads, and scores divided by the root of the head size.
 
-Choices. The BERT's tokens are drawn uniformly from a small vocabulary. Norms are root mean squares over tokens, so
+Choices: The BERT's tokens are drawn uniformly from a small vocabulary. Norms are root mean squares over tokens, so
 that their squares add up as in the theorem.
 """
 
@@ -46,28 +46,28 @@ SCALINGS = ("none", "sqrt", "linear")
 
 @dataclass(frozen=True)
 class Setting:
-    """The sizes of both parts."""
+    """The settings of both parts of the study."""
 
-    hidden: tuple[int, ...] = (64, 256, 1024, 4096)  # widths m of an MLP of the first width
+    hidden: tuple[int, ...] = (64, 256, 1024, 4096)  # hidden units m of MLPs of the first width
     widths: tuple[int, ...] = (64, 256, 1024)
     depth: int = 24
     tokens: int = 64
     size: str = "mini"
-    sizes: tuple[int, ...] = (6, 8, 10)  # of the parts, in layers
-    draws: int = 20  # of parts of one size, with each seed
+    sizes: tuple[int, ...] = (6, 8, 10)  # of the subnetworks, in layers
+    draws: int = 20  # subnetworks of each size, for each seed
     batch: int = 2
     vocabulary: int = 1024
     cases: Mapping[str, Any] = field(default_factory=lambda: {name: asdict(case) for name, case in CASES.items()})
 
 
 def started(setting: Setting, init: Init, seed: int) -> Model:
-    """The project's BERT with its initial weights: the same normal numbers times other deviations."""
+    """Return the project's BERT with its initial weights: the same normal numbers times the deviations of `init`."""
     config = FAMILIES["bert"].sizes[setting.size]
     return replace(config, vocabulary=setting.vocabulary, init=init).build(seed).eval()
 
 
 def norms(model: Model, batch: Batch, subnetwork: Subnetwork) -> list[float]:
-    """The norm of what each running layer gets, and last of what the last one gives."""
+    """Return the norm of each running layer's input and, last, that of the final output."""
     states: list[Tensor] = []
 
     def noted(layer: int) -> Callable[..., Tensor]:
@@ -84,14 +84,14 @@ def norms(model: Model, batch: Batch, subnetwork: Subnetwork) -> list[float]:
 
 
 def in_model(setting: Setting, init: Init, seed: int, device: str) -> dict[str, Any]:
-    """The full model's norms, and what the layers of its parts get in relation to them."""
+    """Measure the norms in the full model and, relative to them, those of the layers' inputs in its subnetworks."""
     model = started(setting, init, seed).to(device)
     places = range(setting.batch * setting.tokens)
     tokens = torch.tensor([bits(seed, "data", place) % setting.vocabulary for place in places], device=device)
     batch = Batch(tokens.view(setting.batch, -1), None, tokens.view(setting.batch, -1))
     shape = model.config.shape
     full = norms(model, batch, Subnetwork.full(shape.layers))
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "norms": full,
         "added": [(after**2 - before**2) / model.config.width for before, after in pairwise(full)],
         "exponent": exponent(range(1, shape.layers + 1), full[1:]),
@@ -102,24 +102,24 @@ def in_model(setting: Setting, init: Init, seed: int, device: str) -> dict[str, 
         ratios: list[list[float]] = [[] for _ in range(shape.layers)]
         ends = []
         for draw in range(seed * setting.draws, (seed + 1) * setting.draws):
-            part = method.drawn(size, draw, 0)
-            *given, end = norms(model, batch, part)
+            subnetwork = method.drawn(size, draw, 0)
+            *inputs, end = norms(model, batch, subnetwork)
             ends.append(end)
-            for layer, norm in zip(part.kept, given, strict=True):
+            for layer, norm in zip(subnetwork.kept, inputs, strict=True):
                 ratios[layer].append(norm / full[layer])
         after_first = [ratio for layer in ratios[1:] for ratio in layer]
-        found["parts"][f"{size} {scaling}"] = {
+        result["parts"][f"{size} {scaling}"] = {
             "given": [float(np.mean(layer)) if layer else None for layer in ratios],
             "mean": float(np.mean(after_first)),
             "off": float(np.mean(np.abs(np.array(after_first) - 1))),
             "end": float(np.mean(ends)) / full[-1],
             "end_norm": float(np.mean(ends)),
         }
-    return found
+    return result
 
 
 def condition(layers: int, size: int, fixed: Sequence[int]) -> dict[str, Any]:
-    """How often h_sqrt's condition holds, over all parts of a size that hold the fixed layers (counted from 1).
+    """Return how often h_sqrt's condition holds, over all subnetworks of a size with the fixed layers (counted from 1).
 
     As written: Σ_{i≤j} ζ_i² = j at every j. Below kept layers: Σ_{i<j} ζ_i² = j - 1 at every kept j.
     """
@@ -134,7 +134,7 @@ def condition(layers: int, size: int, fixed: Sequence[int]) -> dict[str, Any]:
 
 
 def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console) -> dict[str, Any]:
-    """All stacks and models of all seeds, then means with intervals over seeds."""
+    """Compute all stacks and models for all seeds, then means with intervals over seeds."""
     cut: dict[str, Any] = {
         "widths": (64,),
         "depth": 6,
@@ -155,19 +155,19 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
         return stacks(int(kind), setting.depth, setting.tokens, int(seed), device)
 
     keys = [f"{kind}-{seed}" for kind in ("mlp", *map(str, setting.widths), *INITS) for seed in range(seeds)]
-    found = run_jobs(folder, asdict(setting), keys, compute, console, "square-root scaling")
+    done = run_jobs(folder, asdict(setting), keys, compute, console, "square-root scaling")
     layers = FAMILIES["bert"].sizes[setting.size].layers
     return {
         "setting": asdict(setting),
         "theorem": [
-            {"width": width, "case": name, **_stack([found[f"{width}-{seed}"][name] for seed in range(seeds)])}
+            {"width": width, "case": name, **_stack([done[f"{width}-{seed}"][name] for seed in range(seeds)])}
             for width, name in product(setting.widths, CASES)
         ],
         "mlp": {
-            str(hidden): interval([found[f"mlp-{seed}"][str(hidden)] for seed in range(seeds)])
+            str(hidden): interval([done[f"mlp-{seed}"][str(hidden)] for seed in range(seeds)])
             for hidden in setting.hidden
         },
-        "models": {init: _model([found[f"{init}-{seed}"] for seed in range(seeds)]) for init in INITS},
+        "models": {init: _model([done[f"{init}-{seed}"] for seed in range(seeds)]) for init in INITS},
         "condition": [
             condition(layers, size, fixed) for fixed in ((1, layers), ()) for size in (*setting.sizes, layers)
         ],
@@ -175,35 +175,35 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
 
 
 def _stack(of_seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of a case: intervals of means over tokens and layers; extremes over all tokens, layers and seeds."""
-    curve = np.array([one["added"] for one in of_seeds])  # seeds, layers, (mean, least, largest)
-    alone = {key: np.array([[layer[key] for layer in one["layers"]] for one in of_seeds]) for key in QUANTITIES}
+    """Gather a case: intervals of means over tokens and layers; extremes over all tokens, layers and seeds."""
+    curve = np.array([entry["added"] for entry in of_seeds])  # seeds, layers, (mean, least, largest)
+    alone = {key: np.array([[layer[key] for layer in entry["layers"]] for entry in of_seeds]) for key in QUANTITIES}
     attention = alone["attention"][:, :, 0]
     return {
         "added": curve[:, :, 0].mean(axis=0).tolist(),
         "added_least": curve[:, :, 1].min(axis=0).tolist(),
         "added_largest": curve[:, :, 2].max(axis=0).tolist(),
         "last": interval(curve[:, -1, 0].tolist()),
-        "alike": interval([one["alike"][-1] for one in of_seeds]),
+        "alike": interval([entry["alike"][-1] for entry in of_seeds]),
         **{key: _spread(values) for key, values in alone.items()},
         "attention_first": interval(attention[:, 0].tolist()),
         "attention_last": interval(attention[:, -1].tolist()),
-        "falls": interval([float(np.mean([layer["falls"] for layer in one["layers"]])) for one in of_seeds]),
+        "falls": interval([float(np.mean([layer["falls"] for layer in entry["layers"]])) for entry in of_seeds]),
     }
 
 
 def _spread(values: NDArray[np.floating]) -> dict[str, float | None]:
-    """An interval of the means of seeds, and the extremes."""
+    """Return an interval of the seeds' means, and the extremes."""
     means = values[:, :, 0].mean(axis=1).tolist()
     return {**interval(means), "least": float(values[:, :, 1].min()), "largest": float(values[:, :, 2].max())}
 
 
 def _model(of_seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of an initialization: means for the figure, and intervals over seeds."""
+    """Gather an initialization: means for the figure, and intervals over seeds."""
     described = {}
     for name in of_seeds[0]["parts"]:
-        entries = [one["parts"][name] for one in of_seeds]
-        # A layer that no draw of a seed kept has no ratio there.
+        entries = [entry["parts"][name] for entry in of_seeds]
+        # A layer has no ratio for a seed of which no draw kept it.
         by_layer = [
             [ratio for ratio in layer if ratio is not None]
             for layer in zip(*(e["given"] for e in entries), strict=True)
@@ -213,18 +213,18 @@ def _model(of_seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             **{key: interval([entry[key] for entry in entries]) for key in ("mean", "off", "end", "end_norm")},
         }
     return {
-        "norms": np.mean([one["norms"] for one in of_seeds], axis=0).tolist(),
-        "added": np.mean([one["added"] for one in of_seeds], axis=0).tolist(),
-        "layer": interval([float(np.mean(one["added"])) for one in of_seeds]),
-        "entered": interval([one["norms"][0] for one in of_seeds]),
-        "left": interval([one["norms"][-1] for one in of_seeds]),
-        "exponent": interval([one["exponent"] for one in of_seeds]),
+        "norms": np.mean([entry["norms"] for entry in of_seeds], axis=0).tolist(),
+        "added": np.mean([entry["added"] for entry in of_seeds], axis=0).tolist(),
+        "layer": interval([float(np.mean(entry["added"])) for entry in of_seeds]),
+        "entered": interval([entry["norms"][0] for entry in of_seeds]),
+        "left": interval([entry["norms"][-1] for entry in of_seeds]),
+        "exponent": interval([entry["exponent"] for entry in of_seeds]),
         "parts": described,
     }
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """The theorem above; norms of the model, and of what layers of its parts get, below."""
+    """Draw the theorem above, and below the norms of the model and of the layers' inputs in its subnetworks."""
     figure = Figure(figsize=(12, 7.4), layout="constrained", facecolor="white")
     (cases, extremes, readings), (grown, paper, others) = figure.subplots(2, 3)
     setting, models = result["setting"], result["models"]
@@ -255,10 +255,10 @@ def plot(result: dict[str, Any]) -> Figure:
     size, layers = setting["sizes"][0], len(models["paper"]["norms"]) - 1
     for axes, inits in ((paper, ("paper",)), (others, ("bert", "fan-in"))):
         for init, (index, scaling) in product(inits, enumerate(SCALINGS)):
-            one = models[init]["parts"][f"{size} {scaling}"]
-            ratios = [ratio if ratio is not None else math.nan for ratio in (*one["given"], one["end"]["mean"])]
+            numbers = models[init]["parts"][f"{size} {scaling}"]
+            ratios = [ratio if ratio is not None else math.nan for ratio in (*numbers["given"], numbers["end"]["mean"])]
             look = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 4}
-            shown = scaling if init != "fan-in" else None  # one entry of the legend for both
+            shown = scaling if init != "fan-in" else None  # one legend entry for both
             axes.plot(range(1, layers + 2), ratios, linestyle=":" if init == "fan-in" else "-", label=shown, **look)
         axes.axhline(1, color=GREY, linewidth=1, linestyle="--")
     others.sharey(paper)

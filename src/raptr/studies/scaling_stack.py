@@ -1,11 +1,12 @@
-"""The stack of layers of the paper's theorem on square-root scaling, and what one layer does to norms.
+"""The stack of layers in the paper's theorem on square-root scaling, and how one layer changes norms.
 
 Shapes: N tokens of one sequence, D width, F width of the MLP.
 
-The paper writes its initial weights as N(0, 1/√d·I) and N(0, √2/√m·I). Read as deviations, these give the lemmas'
-norms: of the m entries of W·x half survive ReLU, with ‖x‖²/m each on average, and C keeps the norm. Read as variances,
-the MLP multiplies norms by (m·d/2)^¼. One case shows it; all others have deviations. The scores of attention are not
-divided by √d in the paper, those of real models are; a case divides them. The MLP is 4d wide; the paper names no width.
+The paper writes its initial weights as N(0, 1/√d·I) and N(0, √2/√m·I). Read as standard deviations, these give the
+norms of the lemmas: an MLP with m hidden units computes C·ReLU(W·x), where on average ReLU halves the squared norm of
+W·x, 2‖x‖², and C keeps the norm. Read as variances, the MLP multiplies norms by (m·d/2)^¼. One case shows this; all
+others use standard deviations. The paper does not divide attention scores by √d, as real models do; one case does. The
+MLP is 4d wide; the paper names no width.
 """
 
 import math
@@ -22,19 +23,19 @@ from raptr.models.init import normal, paper
 from raptr.studies.contract import mean_and_deviation
 from raptr.subnetworks.scaling import square_root
 
-LONG = 10  # a long input has this norm times d
-DRAWS = 100  # of the weights of an MLP alone
+LONG = 10  # norm of a long input, in units of d
+DRAWS = 100  # draws of an MLP's weights, in `mlp_spread`
 QUANTITIES = ("norm", "mlp", "attention", "layer")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stack of layers of the theorem."""
+    """A variant of the theorem's stack of layers."""
 
     scalars: Literal["one", "random", "sqrt"] = "one"
     inputs: Literal["independent", "equal", "long"] = "independent"
-    divided: bool = False  # the scores of attention, by √d
-    reading: Literal["deviation", "variance"] = "deviation"  # of what the paper writes into N(0, ·)
+    divided: bool = False  # whether attention scores are divided by √d
+    reading: Literal["deviation", "variance"] = "deviation"  # how to read the second argument of the paper's N(0, ·)
 
 
 CASES = {
@@ -60,29 +61,36 @@ class Weights(NamedTuple):
 
 
 def normals(seed: int, width: int, layer: int, device: str) -> Weights:
-    """Standard normal matrices, to be multiplied by their deviations."""
+    """Return a layer's matrices of standard normal numbers, still to be multiplied by their deviations."""
     shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
     names = [f"scaling.{width}.{layer}.{name}" for name in Weights._fields]
     drawn = [normal(seed, name, math.prod(shape)) for name, shape in zip(names, shapes, strict=True)]
-    return Weights(*(torch.from_numpy(one).view(shape).to(device) for one, shape in zip(drawn, shapes, strict=True)))
+    return Weights(
+        *(torch.from_numpy(numbers).view(shape).to(device) for numbers, shape in zip(drawn, shapes, strict=True))
+    )
 
 
 def initial(drawn: Weights, reading: str) -> Weights:
-    """The layer's weights as the paper initializes them."""
+    """Return a layer's weights as the paper initializes them."""
     width = len(drawn.query_DD)
-    own = [paper(width, len(one) if name == "mlp_in_FD" else None) for name, one in drawn._asdict().items()]
+    deviations = [
+        paper(width, len(matrix) if name == "mlp_in_FD" else None) for name, matrix in drawn._asdict().items()
+    ]
     return Weights(
-        *(one * (value if reading == "deviation" else value**0.5) for one, value in zip(drawn, own, strict=True))
+        *(
+            matrix * (value if reading == "deviation" else value**0.5)
+            for matrix, value in zip(drawn, deviations, strict=True)
+        )
     )
 
 
 def normalised(x_ND: Tensor) -> Tensor:
-    """Layer normalization with gain 1 and shift 0."""
+    """Apply layer normalization with gain 1 and bias 0."""
     return F.layer_norm(x_ND, x_ND.shape[-1:], eps=0.0)
 
 
 def branches(x_ND: Tensor, weights: Weights, *, divided: bool) -> tuple[Tensor, Tensor]:
-    """What attention and the MLP add to x."""
+    """Return what attention and the MLP add to x."""
     normed_ND = normalised(x_ND)
     scores_NN = (normed_ND @ weights.query_DD.T) @ (normed_ND @ weights.key_DD.T).T
     shares_NN = torch.softmax(scores_NN / math.sqrt(x_ND.shape[1]) if divided else scores_NN, dim=-1)
@@ -92,12 +100,15 @@ def branches(x_ND: Tensor, weights: Weights, *, divided: bool) -> tuple[Tensor, 
 
 
 def squared(x: Tensor) -> Tensor:
-    """Squared norms, exact enough for differences of large ones."""
+    """Return squared norms in float64, precise enough for differences between large ones."""
     return x.double().square().sum(dim=-1)
 
 
 def one_layer(x_ND: Tensor, attention_ND: Tensor, mlp_ND: Tensor) -> dict[str, Tensor]:
-    """For each token, what the lemmas speak of: two norms as ratios to what they claim, two additions in units of d."""
+    """Return, for each token, the quantities of the lemmas.
+
+    These are two norms relative to what the lemmas claim, and two increases of the squared norm in units of d.
+    """
     middle_ND, width = x_ND + attention_ND, x_ND.shape[1]
     normed_N = squared(normalised(middle_ND))
     return {
@@ -109,7 +120,10 @@ def one_layer(x_ND: Tensor, attention_ND: Tensor, mlp_ND: Tensor) -> dict[str, T
 
 
 def scalars(case: Case, depth: int, seed: int) -> tuple[float, ...]:
-    """All one, drawn from 0 to 2, or of a random half of the layers, the first and the last among them."""
+    """Return the scalar of each layer: 1, or drawn from 0 to 2, or square-root scales of a random subnetwork.
+
+    The subnetwork has half of the layers, the first and the last among them.
+    """
     if case.scalars == "sqrt":
         return square_root(random_part(depth, depth // 2, seed)[0])
     drawn = [2 * unit(bits(seed, "init", layer)) for layer in range(depth)]
@@ -117,37 +131,37 @@ def scalars(case: Case, depth: int, seed: int) -> tuple[float, ...]:
 
 
 def sequence(case: Case, width: int, tokens: int, seed: int, device: str) -> Tensor:
-    """Random directions of norm √d, one for each token; or all the same one; or of a norm far above d."""
+    """Return tokens with norm √d in random directions; or all in one direction; or with norm LONG·d."""
     drawn = torch.from_numpy(normal(seed, f"scaling.{width}.inputs", tokens * width)).view(tokens, width).to(device)
     x_ND = F.normalize(drawn, dim=-1) * (LONG * width if case.inputs == "long" else math.sqrt(width))
     return x_ND[:1].repeat(tokens, 1) if case.inputs == "equal" else x_ND
 
 
 def stacks(width: int, depth: int, tokens: int, seed: int, device: str) -> dict[str, Any]:
-    """Every case through the same layers of normal numbers: the theorem's sums, and each layer by itself."""
+    """Run every case through layers of the same numbers; return the theorem's sums and each layer's quantities."""
     alphas = {name: scalars(case, depth, seed) for name, case in CASES.items()}
     starts = {name: sequence(case, width, tokens, seed, device) for name, case in CASES.items()}
     states, sums = dict(starts), dict.fromkeys(CASES, 0.0)
-    found: dict[str, dict[str, Any]] = {name: {"added": [], "alike": [], "layers": []} for name in CASES}
+    measured: dict[str, dict[str, Any]] = {name: {"added": [], "alike": [], "layers": []} for name in CASES}
     for layer in range(depth):
         drawn = normals(seed, width, layer, device)
-        read = {reading: initial(drawn, reading) for reading in ("deviation", "variance")}
+        weights = {reading: initial(drawn, reading) for reading in ("deviation", "variance")}
         for name, case in CASES.items():
             if alpha := alphas[name][layer]:
-                attention_ND, mlp_ND = branches(states[name], read[case.reading], divided=case.divided)
+                attention_ND, mlp_ND = branches(states[name], weights[case.reading], divided=case.divided)
                 alone = one_layer(states[name], attention_ND, mlp_ND)
-                found[name]["layers"].append({key: _range(values) for key, values in alone.items()})
-                found[name]["layers"][-1]["falls"] = (alone["attention"] < 0).double().mean().item()
+                measured[name]["layers"].append({key: _range(values) for key, values in alone.items()})
+                measured[name]["layers"][-1]["falls"] = (alone["attention"] < 0).double().mean().item()
                 states[name] = states[name] + alpha * (attention_ND + mlp_ND)
                 sums[name] += alpha**2
             added_N = (squared(states[name]) - squared(starts[name])) / (width * sums[name])
-            found[name]["added"].append(_range(added_N))
-            found[name]["alike"].append(alike(states[name]))
-    return found
+            measured[name]["added"].append(_range(added_N))
+            measured[name]["alike"].append(alike(states[name]))
+    return measured
 
 
 def mlp_spread(width: int, hidden: int, seed: int, device: str) -> float:
-    """The standard deviation of the ratio of norms of an MLP of m hidden units, over draws of its weights."""
+    """Return the deviation, over draws of the weights, of an MLP's ratio of output norm to input norm."""
     ratios = []
     for draw in range(DRAWS):
         first_FD, last_DF = (
@@ -157,19 +171,19 @@ def mlp_spread(width: int, hidden: int, seed: int, device: str) -> float:
         weights_FD = first_FD.view(hidden, width) * paper(width, hidden)
         hidden_F = torch.relu(
             weights_FD.sum(dim=1)
-        )  # the input is all ones, whose norm is √d; rotations change nothing
+        )  # the input is all ones, with norm √d: its direction does not matter
         output_D = last_DF.view(width, hidden) @ hidden_F * paper(width)
         ratios.append(output_D.norm().item() / math.sqrt(width))
     return mean_and_deviation(ratios)[1]
 
 
 def alike(x_ND: Tensor) -> float:
-    """The mean cosine between two different tokens."""
+    """Return the mean cosine between two different tokens."""
     tokens = len(x_ND)
     total = squared(F.normalize(x_ND, dim=-1).sum(dim=0)).item()
     return (total - tokens) / (tokens * (tokens - 1))
 
 
 def _range(values: Tensor) -> list[float]:
-    """The mean, the least and the largest."""
+    """Return the mean, the minimum and the maximum."""
     return [values.mean().item(), values.min().item(), values.max().item()]

@@ -1,22 +1,22 @@
 """What bypassing one layer does to a trained model (the paper's section 5, "Empirical verification with BERT").
 
     F          all layers, none scaled; F(x) is the last hidden state, before the final normalisation
-    F_-ℓ       F with layer ℓ bypassed, nothing else changed
-    ‖y^(ℓ)‖    the norm of the hidden state after layer ℓ in F, mean over tokens
+    F_-ℓ       F with layer ℓ bypassed and nothing else changed
+    ‖y^(ℓ)‖    the norm of F's hidden state after layer ℓ, mean over tokens
     Ψ_ℓ        ‖F_-ℓ - F‖, mean over tokens
-    L(F)       the loss of F; L(F_-ℓ) that of F_-ℓ
+    L(F)       the loss of F; L(F_-ℓ) is the loss of F_-ℓ
 
 F is unscaled for every run, as in the paper, even where the run's own evaluation multiplies layers by their keep
 probability (stages before the last without scaling, stochastic depth) or by a gate.
 
 The paper claims, for BERT-Large after 50k steps with L-1 layers: norms grow linearly, Ψ_ℓ/Ψ_1 as (L/ℓ)^0.12, and L(F)
-is at most the mean of L(F_-ℓ). (Its main text calls the loss of the parts L₁ and that of the whole L₂; the proof in its
-appendix has the names the other way round. The names are not used here.)
+is at most the mean of L(F_-ℓ). (Its main text calls the loss of the subnetworks L₁ and that of the full model L₂; the
+proof in its appendix swaps the names. They are not used here.)
 
-A run folder of this project is read by `study_stability`, any attached model by `stability_of`. Deviations: training
-may scale the layers of a part (√2 for the layer below the gap, or 1/p), which F_-ℓ does not; the loss with those
-scales is measured too. Intervals are over batches of text: they say nothing about other training seeds.
-Everything is computed in float32, whatever the run was trained in.
+`study_stability` reads a run folder of this project; `stability_of` takes any other model. Deviations: training may
+scale the layers of a subnetwork (√2 for the layer below the gap, or 1/p), F_-ℓ does not; the loss with those scales is
+measured too. Intervals are over batches of text: they say nothing about other training seeds. Everything is computed in
+float32, whatever the precision of training.
 """
 
 import hashlib
@@ -53,13 +53,13 @@ CLAIMED_PSI = 0.12
 
 @dataclass(frozen=True)
 class Probe:
-    """A model as this study sees it; `loss` runs a batch under a subnetwork."""
+    """What the study needs of a model; `loss` runs a batch under a subnetwork."""
 
     blocks: Sequence[nn.Module]
     loss: Callable[[Any, Subnetwork], Tensor]
-    real: Callable[[Any], Tensor | None]  # the positions (B, S) that hold tokens; None: all of them
-    weight: Callable[[Any], int]  # of a batch in the mean loss
-    trained: Callable[[int], Subnetwork] | None = None  # the part without a layer as training ran it
+    real: Callable[[Any], Tensor | None]  # which positions (B, S) hold tokens; None: all of them
+    weight: Callable[[Any], int]  # the batch's weight in the mean loss
+    trained: Callable[[int], Subnetwork] | None = None  # the subnetwork without a layer, as training ran it
 
     @property
     def full(self) -> Subnetwork:
@@ -67,12 +67,12 @@ class Probe:
         return Subnetwork.full(len(self.blocks))
 
     def without(self, layer: int) -> Subnetwork:
-        """F with one layer (from 0) bypassed."""
+        """Return F with one layer, counted from 0, bypassed."""
         return Subnetwork(tuple(float(other != layer) for other in range(len(self.blocks))))
 
 
 def probe_model(model: Model, trained: Callable[[int], Subnetwork] | None = None) -> Probe:
-    """A model of this project; batches are `Batch`."""
+    """Return the probe of a model of this project; batches are `Batch`."""
     device = next(model.parameters()).device
 
     def loss(batch: Batch, subnetwork: Subnetwork) -> Tensor:
@@ -83,7 +83,7 @@ def probe_model(model: Model, trained: Callable[[int], Subnetwork] | None = None
 
 
 def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) -> Probe:
-    """Any model with a list of residual blocks; batches are mappings that give it inputs and labels."""
+    """Return the probe of any model with a list of residual blocks; batches are mappings with its inputs and labels."""
     routed = attach(model, blocks)
     device = next(model.parameters()).device
 
@@ -103,14 +103,14 @@ def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) 
 
 
 def stability(probe: Probe, batches: Sequence[Any]) -> dict[str, Any]:
-    """The study's numbers for a model, over some batches."""
+    """Return the study's numbers for a model, measured on some batches."""
     return gather([measure(probe, batch) for batch in batches])
 
 
 def stability_of(
     model: nn.Module, batches: Sequence[Mapping[str, Tensor]], blocks: str | nn.ModuleList | None = None
 ) -> dict[str, Any]:
-    """The study's numbers for somebody else's model, which is left as it was."""
+    """Return the study's numbers for any other model. Its training or evaluation mode is restored."""
     training = model.training
     model.eval()
     try:
@@ -120,7 +120,7 @@ def stability_of(
 
 
 def measure(probe: Probe, batch: Any) -> dict[str, Any]:
-    """The numbers of one batch: the model must be in evaluation mode."""
+    """Return the numbers of one batch. The model must be in evaluation mode and have at least 2 layers."""
     layers = len(probe.blocks)
     if layers < 2:
         raise ValueError(f"the model has {layers} layer; at least 2 are needed to leave one out")
@@ -135,14 +135,16 @@ def measure(probe: Probe, batch: Any) -> dict[str, Any]:
     norm_BS = final_BSD.norm(dim=-1)
     psi, relative, losses, trained = [], [], [], []
     for layer in range(layers):
-        part = probe.without(layer)
-        others, one = _states(probe, batch, part)
-        psi_BS = (others[-1] - final_BSD).norm(dim=-1)
+        subnetwork = probe.without(layer)
+        states_without, loss_without = _states(probe, batch, subnetwork)
+        psi_BS = (states_without[-1] - final_BSD).norm(dim=-1)
         psi.append(mean(psi_BS))
         relative.append(mean(psi_BS / norm_BS))
-        losses.append(one)
-        same = probe.trained is None or probe.trained(layer) == part
-        trained.append(one if same or probe.trained is None else _states(probe, batch, probe.trained(layer))[1])
+        losses.append(loss_without)
+        same = probe.trained is None or probe.trained(layer) == subnetwork
+        trained.append(
+            loss_without if same or probe.trained is None else _states(probe, batch, probe.trained(layer))[1]
+        )
     return {
         "tokens": norm_BS.numel() if real_BS is None else int(real_BS.sum()),
         "weight": probe.weight(batch),
@@ -156,12 +158,14 @@ def measure(probe: Probe, batch: Any) -> dict[str, Any]:
 
 
 def gather(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over batches and fitted exponents, each with an interval over batches."""
+    """Return means over batches, and fitted exponents with intervals over batches."""
     if not measured:
         raise ValueError("there is no batch to measure on; at least one is needed")
 
     def mean(key: str, weight: str) -> Any:
-        return np.average([one[key] for one in measured], axis=0, weights=[one[weight] for one in measured]).tolist()
+        return np.average(
+            [entry[key] for entry in measured], axis=0, weights=[entry[weight] for entry in measured]
+        ).tolist()
 
     layers = len(measured[0]["psi"])
     places = list(range(1, layers + 1))
@@ -169,13 +173,13 @@ def gather(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     inner = slice(1, -1) if layers > 3 else slice(None)
     curves = {key: mean(key, "tokens") for key in ("norms", "psi", "relative")}
     losses = {key: mean(key, "weight") for key in ("loss", "losses_without", "losses_as_trained")}
-    gap = [float(np.mean(one["losses_without"]) - one["loss"]) for one in measured]
-    trained_gap = [float(np.mean(one["losses_as_trained"]) - one["loss"]) for one in measured]
+    gap = [float(np.mean(entry["losses_without"]) - entry["loss"]) for entry in measured]
+    trained_gap = [float(np.mean(entry["losses_as_trained"]) - entry["loss"]) for entry in measured]
     bound = float(np.mean(curves["relative"]))
     return {
         "layers": layers,
         "batches": len(measured),
-        "tokens": sum(one["tokens"] for one in measured),
+        "tokens": sum(entry["tokens"] for entry in measured),
         **curves,
         **losses,
         "mean_relative": bound,
@@ -187,9 +191,9 @@ def gather(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "needed_constant": float(np.mean(losses["losses_without"]) - losses["loss"]) / bound,
         "norm_line": _line(places, curves["norms"]),
         "exponents": {
-            "norm": interval([exponent(places, one["norms"]) for one in measured]),
-            "psi": interval([exponent(shares, one["psi"]) for one in measured]),
-            "psi_inner": interval([exponent(shares[inner], one["psi"][inner]) for one in measured]),
+            "norm": interval([exponent(places, entry["norms"]) for entry in measured]),
+            "psi": interval([exponent(shares, entry["psi"]) for entry in measured]),
+            "psi_inner": interval([exponent(shares[inner], entry["psi"][inner]) for entry in measured]),
         },
     }
 
@@ -199,7 +203,7 @@ def study_stability(
 ) -> Path:
     """Measure a run's newest checkpoint, or the one at `step`, on held-out text.
 
-    Writes result.json and stability.png; returns the folder, which is named after the run and the step, if given.
+    Write result.json and stability.png, and return their folder, which is named after the run and, if given, the step.
     """
     if batches < 1:
         raise ValueError(f"batches is {batches}; a whole number from 1 on is allowed")
@@ -227,7 +231,7 @@ def study_stability(
         for domain in held_out.domains
         for number, windows in enumerate(held_out.windows(domain, settings.batch))
     }
-    # The manifest has the checksums of all weights, so a part is of this very model; the digests, of what was run.
+    # Jobs are reused only for the same weights, whose checksums are in the manifest, and the same subnetworks.
     digest = hashlib.sha256((found.path / checkpoint.MANIFEST).read_bytes()).hexdigest()
     run_as = [probe.full.digest, *(trained(layer).digest for layer in range(layers))]
     setting = {"checkpoint": digest, "subnetworks": run_as, "windows": len(held_out), "batch": settings.batch}
@@ -251,7 +255,7 @@ def study_stability(
 
 
 def _states(probe: Probe, batch: Any, subnetwork: Subnetwork) -> tuple[list[Tensor], float]:
-    """The hidden state after each layer that runs, (B, S, D), and the loss."""
+    """Return the hidden state after each running layer, (B, S, D), and the loss."""
     with torch.no_grad(), _recorded(probe.blocks, subnetwork) as states:
         loss = probe.loss(batch, subnetwork).item()
     assert len(states) == subnetwork.size, "a layer that runs was not seen, or seen twice"
@@ -260,15 +264,15 @@ def _states(probe: Probe, batch: Any, subnetwork: Subnetwork) -> tuple[list[Tens
 
 @contextmanager
 def _recorded(blocks: Sequence[nn.Module], subnetwork: Subnetwork) -> Iterator[list[Tensor]]:
-    """Collect what the blocks that run return."""
+    """Yield a list that collects what the running blocks return."""
     states: list[Tensor] = []
 
     def record(_block: nn.Module, _given: Any, output: Any) -> None:
         state = output if isinstance(output, Tensor) else output[0]
-        # Copied, since the next block may write into it.
+        # A copy, since the next block may overwrite it.
         states.append(state.detach().float().clone())
 
-    # A bypassed block of an attached model may be run once, to learn what it returns: it is not listened to.
+    # Bypassed blocks get no hook: an attached model may run one once, to learn what it returns.
     hooks = [blocks[layer].register_forward_hook(record) for layer in subnetwork.kept]
     try:
         yield states
@@ -278,13 +282,13 @@ def _recorded(blocks: Sequence[nn.Module], subnetwork: Subnetwork) -> Iterator[l
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """The straight line through the points, and the share of their variance that it explains."""
+    """Return the least-squares line through the points, and the share of their variance that it explains."""
     slope, start = linear_regression(x, y)
     return {"slope": slope, "start": start, "explained": correlation(x, y) ** 2}
 
 
 def plot(results: Sequence[Mapping[str, Any]]) -> Figure:
-    """Norms, Ψ_ℓ/Ψ_1 and losses without a layer, of one model or of several."""
+    """Draw norms, Ψ_ℓ/Ψ_1 and the loss that leaving out each layer adds, for one model or several."""
     figure = Figure(figsize=(12, 4.3), layout="constrained", facecolor="white")
     norms, psi, losses = figure.subplots(1, 3)
     for index, result in enumerate(results):
@@ -299,7 +303,7 @@ def plot(results: Sequence[Mapping[str, Any]]) -> Figure:
         straight = [line["start"] + line["slope"] * place for place in places]
         norms.plot(places, straight, color=colour, linewidth=1, linestyle=":")
         psi.plot(shares, relative, linewidth=1.6, label=f"{name}: (L/ℓ)^{fits['psi']['mean']:.2f}", **dots)
-        rises = [one - result["loss"] for one in result["losses_without"]]
+        rises = [loss - result["loss"] for loss in result["losses_without"]]
         losses.plot(places, rises, linewidth=1.6, label=f"{name}: mean {np.mean(rises):+.4f}", **dots)
         losses.axhline(float(np.mean(rises)), color=colour, linewidth=1, linestyle=":")
     deepest = max(result["layers"] for result in results)
