@@ -1,10 +1,10 @@
-"""What reading and masking a batch costs beside a BERT-Base step on one GPU, and at step 10 million.
+"""The cost of reading and masking a batch, relative to a BERT-Base step on one GPU, and at step 10,000,000.
 
     python benchmarks/batch_cost.py --data FOLDER     (a folder made by `raptr prepare`)
 
-Interleaved blocks in one run: the step alone on a batch that stays on the GPU, the step with batch(step) made as
-training does it, in the same thread, and made ahead by a second thread, and batch(step) alone at step 0 and at step
-10,000,000. Ratios to the step.
+Interleaved blocks in one run time: the step alone, on a batch that stays on the GPU; the step with batch(step) computed
+as in training, in the same thread; the same with a second thread that computes the next batch ahead; and batch(step)
+alone, at step 0 and at step 10,000,000. The result has ratios to the step.
 """
 
 import argparse

@@ -1,20 +1,22 @@
-"""Which model families of `transformers` run subnetworks, and grow: every one that can be built tiny.
+"""Which model families of `transformers` can run subnetworks and grow, among those that can be built tiny.
 
     python -m benchmarks.families [FAMILY ...] [--out FILE.json]
 
 Every family (a model type, in the first class that the automatic classes list for it) is built from its default
-configuration with every dimension shrunk, with random weights and inputs. Then for some choices of layers:
+configuration with every dimension shrunk, with random weights and inputs. Then, for some choices of layers, it is
+checked that
 
-- output and gradients of the subnetwork are those of a copy whose other layers were deleted from the list,
-- layers scaled through `running` are those scaled by a forward hook,
-- where `attach` finds heads and MLP parts, output and gradients of some of them are those of a copy in which the output
-  weights of the others are zero,
-- a model of half of the layers that takes a step and grows inside the family's is one whose upper layers hold copies of
-  the lower ones' weights,
-- afterwards the whole model gives the output that it gave before, bit for bit.
+- the subnetwork's output and gradients equal those of a copy whose other layers were deleted from the list,
+- scaling layers through `running` equals scaling them by a forward hook,
+- where `attach` finds heads and MLP parts, the output and gradients with some of them equal those of a copy in which
+  the output weights of the others are zero,
+- a model of half of the layers, which takes a step and then grows inside the family's model, equals one whose upper
+  layers hold copies of the lower ones' weights,
+- afterwards the whole model gives the same output as before, bit for bit.
 
 Each family runs in a process of its own, with a limit on time and memory; the sweep takes about 15 minutes on one core.
-Families that are named replace their lines in the record, from which docs/results/families.md is made (`make results`).
+If families are named, only their lines in the record are replaced. docs/results/families.md is made from the record
+(`make results`).
 """
 
 import argparse
@@ -57,10 +59,10 @@ KINDS = {
     "IMAGE": "image",
     "TEXT_ENCODING": "text",
 }
-# The layers of each list that run: with the first of them, and without.
+# Which layers of each list run: choices that include the first layer, and choices that do not.
 CHOICES: dict[str, tuple[tuple[int, ...], ...]] = {"first layer runs": ((0, 3), (0, 2)), "any": ((1, 3), (2,))}
 
-# What whole numbers in a configuration become, by patterns of their whole name; the first that fits.
+# What integers in a configuration become, by patterns for their full name; the first match counts.
 KEY_VALUE_HEADS, HEAD = r"(num_|n_)?(key_value|kv)_heads|.*num_key_value_heads", r"head_dim"
 SIZES: dict[str, Any] = {
     r"(num|n)_?(hidden_|encoder_|decoder_|attention_|transformer_)*(layers?|blocks)|depth|n_layer|layers": LAYERS,
@@ -92,7 +94,7 @@ SIZES: dict[str, Any] = {
     r"sliding_window|attention_window|.*window_size|attention_chunk_size": 8,
     r".*token_id|.*token_index|.*_token_id_.*": 1,
 }
-# Where these do not fit together, others are tried in this order; they also replace a setting that is None.
+# If these do not fit together, the following are tried in order; they also replace settings that are None.
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {KEY_VALUE_HEADS: 4},
@@ -102,7 +104,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {KEY_VALUE_HEADS: 2, HEAD: 128},
 )
 SWINS = ("swin", "swinv2", "donut-swin")
-# Settings that follow from others in a way that only the family knows.
+# Settings that depend on others in a way specific to the family.
 SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     **{name: {"embed_dim": 48, "window_size": 2, "image_size": 64, "patch_size": 4} for name in SWINS},
@@ -117,16 +119,16 @@ class NotTried(Exception):
 
 
 def families() -> dict[str, tuple[str, str]]:
-    """Model type: the kind and the class's name, the first that is listed."""
-    found: dict[str, tuple[str, str]] = {}
+    """Return, for each model type, its kind and the name of the first class listed for it."""
+    classes: dict[str, tuple[str, str]] = {}
     for kind, words in KINDS.items():
         for family, name in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").items():
-            found.setdefault(family, (words, name if isinstance(name, str) else name[0]))
-    return dict(sorted(found.items()))
+            classes.setdefault(family, (words, name if isinstance(name, str) else name[0]))
+    return dict(sorted(classes.items()))
 
 
 def build(family: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The family's tiny model with inputs on which it runs."""
+    """Return the family's tiny model and inputs on which it runs, or raise NotTried."""
     first: NotTried | None = None
     for variant in VARIANTS:
         try:
@@ -141,7 +143,7 @@ def build(family: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def make(family: str, name: str, variant: Mapping[str, Any]) -> nn.Module:
-    """The family's model with a tiny configuration and weights large enough that a mistake shows."""
+    """Return the family's model with a tiny configuration, and with weights large enough for mistakes to show."""
     try:
         model_class = getattr(transformers, name)
         config = shrunk(CONFIG_MAPPING[family](), variant)
@@ -166,7 +168,7 @@ def make(family: str, name: str, variant: Mapping[str, Any]) -> nn.Module:
 
 
 def shrunk(config: Any, variant: Mapping[str, Any]) -> Any:
-    """The same configuration with every dimension small, no dropout and no cache."""
+    """Return the configuration with every dimension small, no dropout and no cache."""
     parts = {name: part for name, part in vars(config).items() if isinstance(part, transformers.PreTrainedConfig)}
     settings = {name: _small(name, value, variant) for name, value in config.to_dict().items() if name not in parts}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -195,12 +197,12 @@ def _short(error: BaseException) -> str:
 
 
 def fed(model: nn.Module) -> dict[str, Tensor]:
-    """The first of the possible inputs on which the model runs."""
+    """Return the first of the possible inputs on which the model runs, or raise NotTried."""
     first: Exception | None = None
-    for given in inputs(model):
+    for candidate in inputs(model):
         try:
-            gradients(model, output_of(model, given))
-            return given
+            gradients(model, output_of(model, candidate))
+            return candidate
         except Exception as error:
             first = first or error
     if first is None:
@@ -210,7 +212,7 @@ def fed(model: nn.Module) -> dict[str, Tensor]:
 
 
 def inputs(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Random inputs that the model's forward may ask for: its main input, alone and with another."""
+    """Yield random inputs that the model's forward may ask for: its main input, alone and with another one."""
     config, asked = model.config, inspect.signature(model.forward).parameters
     torch.manual_seed(1)
     size = _setting(config, "image_size", IMAGE)
@@ -240,14 +242,14 @@ def inputs(model: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def _setting(config: Any, name: str, default: Any) -> Any:
-    """A setting of the configuration or of a part of it."""
+    """Return a setting of the configuration or of a part of it, else the default."""
     parts = [part for part in vars(config).values() if isinstance(part, transformers.PreTrainedConfig)]
     values = (getattr(part, name, None) for part in (config, *parts))
     return next((value for value in values if value is not None), default)
 
 
 def output_of(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
-    """The model's logits or first output, with the random numbers of a fixed seed."""
+    """Return the model's logits or first output, computed with a fixed random seed."""
     torch.manual_seed(2)
     return next(_tensors(model(**given)))
 
@@ -265,7 +267,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
-    """Of a random projection of the output, where there are any."""
+    """Return the gradients of a random projection of the output, for parameters that have one."""
     torch.manual_seed(3)
     model.zero_grad()
     torch.autograd.backward((output * torch.randn(output.shape)).sum())
@@ -273,7 +275,7 @@ def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
 
 
 def smaller(model: nn.Module, paths: Sequence[str], kept: tuple[int, ...]) -> tuple[nn.Module, dict[str, str]]:
-    """A copy without the other layers, and its parameters' names by the model's."""
+    """Return a copy without the other layers, and each parameter's name in the copy (empty if it was deleted)."""
     copied = copy.deepcopy(model)
     names = {name: name for name, _ in model.named_parameters()}
     for path in paths:
@@ -286,7 +288,7 @@ def smaller(model: nn.Module, paths: Sequence[str], kept: tuple[int, ...]) -> tu
             if match := re.match(rf"{re.escape(path)}\.(\d+)(\..*)", name):
                 layer = int(match[1])
                 names[name] = f"{path}.{kept.index(layer)}{match[2]}" if layer in kept else ""
-    # What a layer is (its kind of attention, for example) stands in lists of the configuration.
+    # Lists in the configuration say what each layer is, for example its kind of attention.
     for module in copied.modules():
         config = getattr(module, "config", None)
         if isinstance(config, transformers.PreTrainedConfig):
@@ -299,7 +301,7 @@ def smaller(model: nn.Module, paths: Sequence[str], kept: tuple[int, ...]) -> tu
 
 
 def scaled(model: nn.Module, paths: Sequence[str], scales: Sequence[float]) -> None:
-    """Scale each block's update by a forward hook; 0 throws it away."""
+    """Scale each block's update by a forward hook; a scale of 0 discards it."""
 
     def hook(scale: float) -> Callable[..., Any]:
         def change(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -317,7 +319,7 @@ def scaled(model: nn.Module, paths: Sequence[str], scales: Sequence[float]) -> N
 
 
 def chains(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
-    """The outermost lists, as long as the model has layers, whose blocks get what the block before returned."""
+    """Return the outermost lists with LAYERS blocks in which blocks get what the block before returned."""
     lists = [
         path
         for path, module in model.named_modules()
@@ -331,8 +333,8 @@ def chains(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
 
     def watch(path: str) -> Callable[..., None]:
         def note(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            linked[path] += any(value is last.get(path) for value in given)
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            linked[path] += any(value is last.get(path) for value in tensors)
             last[path] = output[0] if isinstance(output, list | tuple) else output
 
         return note
@@ -349,14 +351,14 @@ def chains(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
 
 
 def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the family's line says."""
+    """Check a family's model and return its line of the record."""
     whole = output_of(model, given).detach().clone()
     if not bool(whole.isfinite().all()):
         raise NotTried("the tiny model's output is not finite")
     if not torch.equal(output_of(model, given), whole):
         raise NotTried("the tiny model gives another output with the same random numbers")
     linked = chains(model, given)
-    found: dict[str, Any] = {"named": False}
+    row: dict[str, Any] = {"named": False}
     try:
         paths = [attach(model).path]
     except ValueError as error:
@@ -364,39 +366,41 @@ def check(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Any]:
             return {"result": "refused", "reason": str(error)}
         paths = []
     if linked and paths != linked and not set(paths) & set(linked):
-        paths, found = linked, {"named": True}
-    found["blocks"] = paths
+        paths, row = linked, {"named": True}
+    row["blocks"] = paths
     layers = [len(blocks.module) for blocks in attach(model, paths).lists]
     if set(layers) != {LAYERS}:
-        # One block for all layers, or stages: neither should run a part.
+        # The list has one block for all layers, or its blocks are stages: neither should run a subnetwork.
         scales = [1.0] * LAYERS if sum(layers) == 1 else [1.0] + [0.0] * (sum(layers) - 1)
         outcome = run(model, paths, scales, given)
         strange = {
             "result": "not tried",
             "reason": f"the list has {sum(layers)} blocks where the model has {LAYERS} layers",
         }
-        return found | (outcome if isinstance(outcome, dict) else strange)
+        return row | (outcome if isinstance(outcome, dict) else strange)
     reached = ""
     for name, choices in CHOICES.items():
         for kept in choices:
             problem = compare(model, paths, kept, 1.0, given, whole)
             if problem is not None and problem["result"] == "refused" and reached:
                 more = axes(model, paths, given) | growth(model, paths, given)
-                return found | {"result": reached, "reason": problem["reason"]} | more
+                return row | {"result": reached, "reason": problem["reason"]} | more
             if problem is not None:
-                return found | problem
+                return row | problem
         reached = name
         problem = compare(model, paths, choices[0], 0.5, given, whole)
-        found["scales"] = problem is None
+        row["scales"] = problem is None
         if problem is not None and problem["result"] != "refused":
-            return found | problem
-    return found | {"result": reached} | axes(model, paths, given) | growth(model, paths, given)
+            return row | problem
+    return row | {"result": reached} | axes(model, paths, given) | growth(model, paths, given)
 
 
 def growth(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Whether a model of half of the layers grows inside it, or what is wrong with the grown one."""
+    """Return whether a model of half of the layers grows inside this one, or what is wrong with the grown model."""
     model, half = copy.deepcopy(model), LAYERS // 2
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1e-2, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2, momentum=0.9
+    )
     schedule = f"{half}-{LAYERS}"  # of each list
     try:
         steps = stepwise(model, "progressive-stacking", steps=2, schedule=schedule, blocks=paths, optimizer=optimizer)
@@ -405,17 +409,17 @@ def growth(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) 
     with warnings.catch_warnings():  # norms have noise here, as if they were trained
         warnings.filterwarnings("ignore", r"method progressive-stacking overwrites .* loaded or trained before")
         steps.begin(0)
-    found = gradients(model, output_of(model, given))
+    grads = gradients(model, output_of(model, given))
     steps.end()
     for name, parameter in model.named_parameters():
-        parameter.grad = found.get(name)
+        parameter.grad = grads.get(name)
     optimizer.step()
     optimizer.zero_grad()
     reference = copy.deepcopy(model)
     for path in paths:
         blocks = list(reference.get_submodule(path).children())
         for upper, lower in zip(blocks[half:], blocks, strict=False):
-            upper.load_state_dict(lower.state_dict(), strict=False)  # the first may differ in a norm, for example
+            upper.load_state_dict(lower.state_dict(), strict=False)  # the first layer may differ, for example in a norm
     steps.begin(1)
     output = output_of(model, given)
     steps.end()
@@ -425,28 +429,32 @@ def growth(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) 
 
 
 def axes(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Whether some heads and MLP parts run, or what is wrong with those that do."""
+    """Return whether some of the heads and MLP parts can run alone, or what is wrong when they do."""
     routed = attach(model, paths)
     if not routed.anatomies:
         return {"axes": False}
     shape = routed.shape
     scales = tuple(float(layer % LAYERS in (0, LAYERS - 1)) for layer in range(routed.layers))
     heads, parts = (tuple((layer % units,) for layer in range(routed.layers)) for units in (shape.heads, shape.parts))
-    part = Subnetwork(scales, heads=heads, parts=parts, head_scale=1.5, part_scale=0.5)
+    subnetwork = Subnetwork(scales, heads=heads, parts=parts, head_scale=1.5, part_scale=0.5)
     if shape.heads == 1:
-        part = replace(part, heads=None, head_scale=1.0)
+        subnetwork = replace(subnetwork, heads=None, head_scale=1.0)
     try:
-        with running(routed, part):
+        with running(routed, subnetwork):
             output = output_of(model, given)
     except ValueError as error:
         if "only depth is available" not in str(error):
             raise
         return {"axes": False}
-    found, reference, factors = gradients(model, output), copy.deepcopy(model), {}
+    grads, reference, factors = gradients(model, output), copy.deepcopy(model), {}
     names = [f"{blocks.path}.{name}" for blocks in routed.lists for name in blocks.entries()]
-    for layer in part.kept:
+    for layer in subnetwork.kept:
         for path, cut in routed.anatomies[layer].layout.items():
-            kept, scale = (part.heads, part.head_scale) if cut.axis == "heads" else (part.parts, part.part_scale)
+            kept, scale = (
+                (subnetwork.heads, subnetwork.head_scale)
+                if cut.axis == "heads"
+                else (subnetwork.parts, subnetwork.part_scale)
+            )
             if cut.dim == 1 and kept is not None:
                 units = routed.anatomies[layer].units(cut.axis)
                 factor = torch.tensor([scale * (unit in kept[layer]) for unit in range(units)])
@@ -458,11 +466,11 @@ def axes(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) ->
     wanted = gradients(reference, expected)
     if not _close(output, expected):
         return {"result": "wrong", "reason": "heads and MLP parts: another output than the smaller model's"}
-    if found.keys() != wanted.keys():
+    if grads.keys() != wanted.keys():
         return {"result": "wrong", "reason": "heads and MLP parts: gradients of other parameters"}
-    # Some gradients are zero but for rounding, which is another with other shapes: that of a bias of keys, for example.
+    # Some gradients, such as that of a bias of keys, are zero up to rounding, which depends on the shapes.
     least = 1e-3 * max(float(gradient.abs().max()) for gradient in wanted.values())
-    if wrong := [name for name in found if not _close(found[name], wanted[name] * factors.get(name, 1.0), least)]:
+    if wrong := [name for name in grads if not _close(grads[name], wanted[name] * factors.get(name, 1.0), least)]:
         return {"result": "wrong", "reason": f"heads and MLP parts: another gradient of {wrong[0]}"}
     return {"axes": True}
 
@@ -470,7 +478,7 @@ def axes(model: nn.Module, paths: Sequence[str], given: Mapping[str, Tensor]) ->
 def run(
     model: nn.Module, paths: Sequence[str], scales: Sequence[float], given: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]] | dict[str, str]:
-    """A subnetwork's output and gradients, or why there are none."""
+    """Return a subnetwork's output and gradients, or why there are none."""
     try:
         with running(attach(model, paths), Subnetwork(tuple(scales))):
             output = output_of(model, given)
@@ -489,7 +497,7 @@ def compare(
     given: Mapping[str, Tensor],
     whole: Tensor,
 ) -> dict[str, str] | None:
-    """None where the subnetwork is the smaller model; else what happened."""
+    """Return None if the subnetwork equals the smaller model, otherwise what happened."""
     scales = [scale * (layer in kept) for layer in range(LAYERS)]
     keys, choice = list(model.state_dict()), f"layers {[layer + 1 for layer in kept]}, scale {scale:g}"
     outcome = run(model, paths, scales * len(paths), given)
@@ -498,8 +506,8 @@ def compare(
     output, grads = outcome
     if list(model.state_dict()) != keys or not torch.equal(output_of(model, given), whole):
         return {"result": "wrong", "reason": f"{choice}: the whole model is not what it was"}
-    # Some models index what they give a layer by its place in the list. There the output of the other layers is
-    # thrown away instead of deleting them.
+    # Some models index a layer's inputs by its place in the list. For these, the output of the other layers is
+    # discarded instead of deleting them.
     small, names = smaller(model, paths, kept)
     scaled(small, paths, [scale] * len(kept))
     deleted = difference(output, grads, small, names, given, whole)
@@ -521,7 +529,7 @@ def difference(
     given: Mapping[str, Tensor],
     whole: Tensor,
 ) -> str | None:
-    """In what a subnetwork differs from a reference model."""
+    """Return how a subnetwork differs from a reference model, or None if it does not."""
     try:
         expected = output_of(reference, given)
         wanted = gradients(reference, expected)
@@ -544,7 +552,7 @@ def _close(left: Tensor, right: Tensor, least: float = 1e-6) -> bool:
 
 
 def line(family: str, name: str) -> dict[str, Any]:
-    """The record of one family."""
+    """Return the record of one family."""
     try:
         return check(*build(family, name))
     except NotTried as error:
@@ -562,21 +570,21 @@ def _child(send: Connection, family: str, name: str) -> None:
 
 
 def apart(family: str, name: str) -> dict[str, Any]:
-    """`line` in a process of its own."""
+    """Run `line` in a process of its own, with limits on time and memory."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(send, family, name))
     child.start()
     send.close()
-    found: dict[str, Any] = {"result": "not tried", "reason": f"not finished in {SECONDS} seconds"}
+    record: dict[str, Any] = {"result": "not tried", "reason": f"not finished in {SECONDS} seconds"}
     try:
         if receive.poll(SECONDS):
-            found = receive.recv()
+            record = receive.recv()
     except EOFError:
-        found = {"result": "not tried", "reason": "the process ended, for want of memory for example"}
+        record = {"result": "not tried", "reason": "the process ended, for want of memory for example"}
     child.kill()
     child.join()
-    return found
+    return record
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
-"""Fine-tunings at once: steps per second, summed over the models, when so many are joined in one.
+"""Several fine-tunings joined in one model: steps per second, summed over the models, by their number.
 
     python -m benchmarks.finetune_speed --out benchmarks/results/finetune_speed.json         (on one GPU)
     python -m benchmarks.finetune_speed --tiny --steps 2 --models 1 3                        (to try it)
 
-The model is what `raptr pretrain bert-mini` exports, 12 layers of width 256, with a new head; batches of 32 examples
-of 64 tokens, dropout 0.1, bfloat16, steps replayed as CUDA graphs. Rounds are interleaved. The floor of a step is the
-time of its matrix products at the card's rate (`--rate`, in FLOP/s) plus that of the optimizer's bytes at its bandwidth
-(`--bandwidth`, in bytes/s): 30 bytes a weight, which are the float32 weight and AdamW's two moments, read and written,
-the bfloat16 gradient, read for its norm and for the step, and the bfloat16 weight, written.
+The model is what `raptr pretrain bert-mini` exports, 12 layers of width 256, with a new head. Batches have 32 examples
+of 64 tokens; dropout 0.1, bfloat16, steps replayed as CUDA graphs. The ways take turns in blocks of steps. The floor of
+a step is the time of its matrix products at the card's rate (`--rate`, in FLOP/s) plus that of the optimizer's memory
+traffic at the card's bandwidth (`--bandwidth`, in bytes/s). The optimizer moves 30 bytes per weight: it reads and
+writes the float32 weight and AdamW's two moments, reads the bfloat16 gradient twice, for its norm and for the step, and
+writes the bfloat16 weight.
 """
 
 import argparse
@@ -31,11 +32,11 @@ from raptr.train.config import find_device
 from raptr.train.run import environment
 
 BATCH, LENGTH, EXAMPLES = 32, 64, 4096
-BYTES = 30  # that the optimizer moves for a weight in a step
+BYTES = 30  # bytes that the optimizer moves per weight and step
 
 
 def model(*, tiny: bool) -> nn.Module:
-    """A classifier with random weights."""
+    """Return a classifier with random weights."""
     layers, width, heads = (2, 32, 2) if tiny else (12, 256, 4)
     config: Any = RobertaPreLayerNormConfig(  # type: ignore[call-arg]
         vocab_size=8192,
@@ -46,12 +47,12 @@ def model(*, tiny: bool) -> nn.Module:
         max_position_embeddings=LENGTH + 4,
         num_labels=3,
     )
-    made: nn.Module = RobertaPreLayerNormForSequenceClassification(config)
-    return made.train()
+    classifier: nn.Module = RobertaPreLayerNormForSequenceClassification(config)
+    return classifier.train()
 
 
 def examples(device: torch.device) -> Coded:
-    """Rows of random ids, half of them shorter than the rest."""
+    """Return rows of random ids, half of them shorter than the others."""
     ids = torch.randint(5, 8192, (EXAMPLES, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [{"input_ids": row[: LENGTH - number % 2 * 16], "attention_mask": [1] * (LENGTH - number % 2 * 16)}
             for number, row in enumerate(ids)]  # fmt: skip
@@ -59,26 +60,28 @@ def examples(device: torch.device) -> Coded:
 
 
 class Way:
-    """So many models that are joined, and how long their steps took."""
+    """A number of joined models, and how long their steps took."""
 
     def __init__(self, models: int, table: Coded, capture: Any, *, tiny: bool) -> None:
         self.models, self.seconds = models, list[float]()
         self._device = table.targets_N.device
-        made = [model(tiny=tiny).to(self._device) for _ in range(models)]
-        self.weights = sum(parameter.numel() for parameter in made[0].parameters())
-        self.products = sum(layer.weight.numel() for layer in made[0].modules() if isinstance(layer, nn.Linear))
+        classifiers = [model(tiny=tiny).to(self._device) for _ in range(models)]
+        self.weights = sum(parameter.numel() for parameter in classifiers[0].parameters())
+        self.products = sum(layer.weight.numel() for layer in classifiers[0].modules() if isinstance(layer, nn.Linear))
         trial = torch.arange(2 * models, device=self._device)
         alone = [table.batch(places_B, LENGTH) for places_B in torch.split(trial, 2)]
-        one = made[0] if models == 1 else join(made, alone, table.batch(trial, LENGTH))
-        assert one is not None
+        joined_model = classifiers[0] if models == 1 else join(classifiers, alone, table.batch(trial, LENGTH))
+        assert joined_model is not None
         loss = partial(functional.cross_entropy, reduction="none")
         half = self._device.type == "cuda"
-        self._steps = Steps(one, table, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=models)
+        self._steps = Steps(
+            joined_model, table, loss, weight_decay=0.01, clip=1.0, half=half, capture=capture, joined=models
+        )
         self._rates_K = torch.full((models,), 1e-4, device=self._device)
         self._draw = torch.Generator().manual_seed(models)
 
     def go(self, steps: int) -> None:
-        """Make some steps."""
+        """Do some steps."""
         places = torch.randint(EXAMPLES, (steps, self.models * BATCH), generator=self._draw).to(self._device)
         for places_KB in places:
             self._steps(places_KB, LENGTH, self._rates_K)
@@ -92,7 +95,7 @@ class Way:
         self.seconds.append((time.perf_counter() - started) / steps)
 
     def result(self, rate: float, bandwidth: float) -> dict[str, Any]:
-        """What it came to."""
+        """Return the measurements as an entry of the record."""
         seconds = statistics.median(self.seconds)
         flops = 6 * self.products * BATCH * LENGTH * self.models
         floor = flops / rate + BYTES * self.weights * self.models / bandwidth
@@ -103,7 +106,7 @@ class Way:
             "floor_milliseconds": 1e3 * floor,
             "to_floor": seconds / floor,
             "graphs": self._steps.captured,
-            "blocks": [1e3 * one for one in self.seconds],
+            "blocks": [1e3 * block for block in self.seconds],
         }
 
 
@@ -123,29 +126,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="2 layers of width 32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args(arguments)
-    device = find_device(given.device)
+    options = parser.parse_args(arguments)
+    device = find_device(options.device)
     with on_stream(device) as capture:
         table = examples(device)
-        ways = [Way(models, table, capture, tiny=given.tiny) for models in given.models]
+        ways = [Way(models, table, capture, tiny=options.tiny) for models in options.models]
         for way in ways:
             way.go(WARM_UP + 2)
-        for _ in range(given.blocks):
+        for _ in range(options.blocks):
             for way in ways:
-                way.time(given.steps)
-    results = [way.result(given.rate, given.bandwidth) for way in ways]
+                way.time(options.steps)
+    results = [way.result(options.rate, options.bandwidth) for way in ways]
     print("models  ms/step  steps/s  to floor  graphs")
     for one in results:
         row = f"{one['models']:6d}  {one['milliseconds']:7.2f}  {one['steps_per_second']:7.0f}  {one['to_floor']:8.1f}"
         print(f"{row}  {one['graphs']:6d}")
-    if given.out is not None:
-        named = {key: getattr(given, key) for key in ("steps", "blocks", "rate", "bandwidth", "tiny")}
+    if options.out is not None:
+        named = {key: getattr(options, key) for key in ("steps", "blocks", "rate", "bandwidth", "tiny")}
         record = {
             "settings": {**named, "batch": BATCH, "length": LENGTH},
             "ways": results,
             "environment": environment(),
         }
-        given.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""How far the held-out loss jumps when a stage begins, and how soon the jump is made up, for each way to grow.
+"""How far the held-out loss jumps when a stage begins, and how soon training makes up for it, for each way to grow.
 
     python benchmarks/growth_jump.py
 
-Three layers of the demo's model are trained for half of a run, once for each seed, and then become six. Each way to
-grow gets the same weights and moments: its loss right before the growth, right after, and some steps later, beside
-that of the model which goes on without growing. New layers of the gated ways are judged under the gate they have.
+For each seed, a three-layer version of the demo's model is trained for half of a run and then grown to six layers. Each
+way to grow starts from the same weights and moments. Its loss is measured right before the growth, right after, and
+some steps later, and compared with that of the model which goes on without growing. New layers of the gated ways are
+evaluated with the gate that they have at that step.
 
 RaPTr does not grow: it has six layers from the start, of which three run until then. Its loss right before is the mean
-over random parts of three layers, scaled as in training.
+over random subnetworks of three layers, scaled as in training.
 """
 
 import argparse
@@ -47,7 +48,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
-    """The demo's settings, of another length."""
+    """Return the demo's settings for a run of STEPS steps."""
     return Config.read(
         {
             "model": {"size": "tiny", "layers": layers},
@@ -60,29 +61,29 @@ def config(method: dict[str, Any], seed: int, layers: int = LARGE) -> Config:
 
 
 def loss(trainer: Trainer, part: Subnetwork | None = None) -> float:
-    """The held-out loss of a part of the model, or of what the next step runs."""
+    """Return the held-out loss of a subnetwork, by default of the one that the next step runs."""
     part = part or trainer.method.subnetwork(trainer.step)
     return evaluate(trainer.model, trainer.objective, trainer.held_out, part, batch=64).loss
 
 
 def advance(trainer: Trainer, last: int) -> None:
-    """Train up to step `last`, writing nothing."""
+    """Train up to step `last` without writing anything."""
     while trainer.step < last:
         trainer.optimize(trainer.method.subnetwork(trainer.step))
 
 
 def trainer_of(method: dict[str, Any], seed: int, store: TokenStore, folder: RunFolder, layers: int = LARGE) -> Trainer:
-    """A trainer at step 0."""
+    """Return a trainer at step 0."""
     return Trainer(config(method, seed, layers), folder, store, torch.device("cpu"))
 
 
 def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolder) -> Trainer:
-    """A trainer of another method, with the weights, moments and step of the small model's."""
+    """Return a trainer of another method with the small model's weights, moments and step."""
     trainer = Trainer(chosen, folder, store, torch.device("cpu"))
     trainer.build(small.shape)
-    there = small.weights()
+    weights = small.weights()
     for name, tensor in trainer.weights().items():
-        tensor.copy_(there[name])
+        tensor.copy_(weights[name])
     state = state_tensors(small.optimizer, small.model)
     load_state(trainer.optimizer, trainer.model, {name: tensor.clone() for name, tensor in state.items()})
     trainer.step = small.step
@@ -90,7 +91,7 @@ def taken_up(chosen: Config, small: Trainer, store: TokenStore, folder: RunFolde
 
 
 def later(trainer: Trainer) -> list[float]:
-    """The losses 0 steps after now, and some steps later."""
+    """Return the losses after each number of further steps in LATER."""
     start, losses = trainer.step, []
     for steps in LATER:
         advance(trainer, start + steps)
@@ -99,23 +100,23 @@ def later(trainer: Trainer) -> list[float]:
 
 
 def measure(seed: int, store: TokenStore, folder: RunFolder) -> dict[str, Any]:
-    """One seed: in each way, the loss before the growth and the losses after it."""
+    """Measure one seed: for each way, the loss before the growth and the losses after it."""
     small, middle = trainer_of({"name": "full"}, seed, store, folder, SMALL), STEPS // 2
     advance(small, middle)
-    before, found = loss(small), {}
+    before, losses = loss(small), {}
     for way, method in WAYS.items():
         trainer = taken_up(config({**method, "schedule": f"{SMALL}-{LARGE}"}, seed), small, store, folder)
         trainer.grow(trainer.method.shape(trainer.step))
-        found[way] = {"before": before, "after": later(trainer)}
-    found["not grown"] = {"before": before, "after": later(small)}
+        losses[way] = {"before": before, "after": later(trainer)}
+    losses["not grown"] = {"before": before, "after": later(small)}
     for way, method in PARTS.items():
         trainer = trainer_of({**method, "schedule": f"{SMALL}-{LARGE}"}, seed, store, folder)
         advance(trainer, middle)
         drawn = [loss(trainer, trainer.method.drawn(SMALL, draw, middle)) for draw in range(DRAWS)]
-        found[way] = {"before": statistics.mean(drawn), "after": later(trainer)}
-    for way, row in found.items():
+        losses[way] = {"before": statistics.mean(drawn), "after": later(trainer)}
+    for way, row in losses.items():
         print(seed, way, row, flush=True)
-    return {"seed": seed, "losses": found}
+    return {"seed": seed, "losses": losses}
 
 
 def main() -> None:
@@ -123,8 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "growth_jump.json")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = RunFolder(Path(temporary) / "run")
         store = open_data(config({"name": "full"}, 0), folder.path, Console(stderr=True))
         runs = [measure(seed, store, folder) for seed in SEEDS]
     change: dict[str, list[dict[str, float]]] = {}

@@ -1,14 +1,15 @@
-"""Kill preparation and training with SIGKILL again and again; the end must be that of the undisturbed run, bit for bit.
+"""Kill preparation and training with SIGKILL again and again; the result must equal an undisturbed run's, bit for bit.
 
     python benchmarks/kill_restart.py [--kills 20] [--seed 0] [--processes 2 --parallel fsdp]
 
-Each kill comes either after a random time or at the n-th call of a system function that a checkpoint's writing, its
-pruning or the preparation's journal uses (fsync, rename, rmtree, unlink), so that the delicate moments are met for
-sure. Whenever the program reaches its end, what it made is compared: the prepared folder, byte for byte, and all
-weights, moments and step counts; then another round begins. The result goes to benchmarks/results/kill_restart.json.
+Each kill comes either after a random time or at the n-th call of a system function that checkpoints use when they are
+written or pruned, or that the journal of the preparation uses (fsync, rename, rmtree, unlink), so that the delicate
+moments are sure to be hit. Whenever the program reaches its end, its output is compared: the prepared folder, byte for
+byte, and all weights, moments and step counts. Then another round begins. The result goes to
+benchmarks/results/kill_restart.json.
 
-With several processes torchrun starts the training, and again after each kill of one of them, with nobody in between; a
-fifth of the kills come inside the writing of a checkpoint. The result: benchmarks/results/kill_restart_many.json.
+With several processes, torchrun starts the training, and restarts it by itself after each kill of one of them. A fifth
+of the kills come while a checkpoint is written. The result goes to benchmarks/results/kill_restart_many.json.
 """
 
 import argparse
@@ -30,7 +31,7 @@ CALLS = ("fsync", "rename", "replace", "rmtree", "unlink")
 
 
 def main() -> None:
-    """Prepare and train undisturbed, then under fire, and compare."""
+    """Prepare and train without kills, then with them, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -63,7 +64,7 @@ def main() -> None:
             for command, seconds in (([*prepare, str(fire / "data")], prepare_seconds), (run, train_seconds)):
                 while len(kills) < arguments.kills:
                     ended, how = _kill(command, draw, seconds)
-                    if ended == 0:  # done before the kill came
+                    if ended == 0:  # it ended before the kill
                         break
                     assert ended == -signal.SIGKILL, how
                     kills.append(how)
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def _many(arguments: argparse.Namespace, draw: random.Random) -> None:
-    """Train with several processes under fire and undisturbed, in one job of torchrun, and compare."""
+    """Train with several processes, with kills and without, in one job of torchrun, and compare."""
     import yaml
 
     from raptr.train.config import Config
@@ -97,15 +98,15 @@ def _many(arguments: argparse.Namespace, draw: random.Random) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         _run(["prepare", "--data", str(_corpus(root / "text", draw)), "--vocabulary", "1024", "--out", f"{root}/data"])
-        given = {
+        settings = {
             "model": {"width": 32, "head_size": 8, "mlp": 64},
             "data": {"source": f"{root}/data", "length": 32},
             "optimizer": {"warmup": 5},
             "train": {"steps": 120, "batch": 4, "eval_samples": 8, "checkpoint_every": 5, "log_every": 1}
             | {"device": "cpu", "parallel": arguments.parallel, "tracker": "none"},
         }
-        (root / "config.yaml").write_text(yaml.safe_dump(Config.read(given).mapping()))
-        inside = range(0, arguments.kills, 5)  # of the writing of a checkpoint
+        (root / "config.yaml").write_text(yaml.safe_dump(Config.read(settings).mapping()))
+        inside = range(0, arguments.kills, 5)  # these kills come while a checkpoint is written
         kills: list[dict[str, int | str]] = []
         for number, step in enumerate(sorted(draw.choices(range(1, 115), k=arguments.kills))):
             rank = draw.randrange(arguments.processes)
@@ -145,7 +146,7 @@ def _run(command: list[str]) -> None:
 
 
 def _kill(command: list[str], draw: random.Random, seconds: float) -> tuple[int, str]:
-    """Start the command and end it by SIGKILL, at a random time or at a call of a system function."""
+    """Start the command and kill it by SIGKILL, at a random time or at a call of a system function."""
     if draw.random() < 0.4:
         delay = draw.uniform(0.3, 1.0) * seconds
         process = subprocess.Popen([sys.executable, __file__, "child", *command], stderr=subprocess.DEVNULL)
@@ -162,7 +163,7 @@ def _kill(command: list[str], draw: random.Random, seconds: float) -> tuple[int,
 
 
 def _child(command: list[str]) -> None:
-    """The command line, with one system function turned into a trap."""
+    """Run the command line, with one system function turned into a trap."""
     call, _, count = os.environ.get("KILL_AT", "").partition(":")
     if call:
         module = shutil if call == "rmtree" else os
@@ -182,7 +183,7 @@ def _child(command: list[str]) -> None:
 
 
 def _corpus(folder: Path, draw: random.Random) -> Path:
-    """Files of made-up text, enough for a preparation of a few seconds."""
+    """Write files of random text, enough for a preparation of a few seconds."""
     folder.mkdir()
     words = ["".join(draw.choices("abcdefghijklmnoprstuvw", k=draw.randint(2, 9))) for _ in range(4000)]
     for file in range(12):

@@ -1,12 +1,12 @@
-"""The time of a step by the number of layers that run, under each engine and in one process without one.
+"""The time of a step by the number of running layers, under each engine and in a single process without an engine.
 
     torchrun --standalone --nproc-per-node 1 benchmarks/parallel_speed.py [--family bert] [--size base] [--batch 256]
         [--length 128] [--layers 6 8 10 12] [--rounds 5] [--steps 10] [--device cuda] [--way NAME] [--out FILE]
 
-At one process every message is sent to itself: what remains is what an engine costs besides the network. The saving
-that k of L layers realise, (time(L) - time(k)) / time(L), stands beside the counted one, which is that of the FLOPs of
-the whole model. The sizes are timed in turn, several rounds of several steps each, so that a GPU's clock favours none.
-The steps are those of a run (`Trainer`), on random tokens.
+With one process every message is sent to itself, so what remains is the cost of an engine besides the network. The
+saving that k of L layers realise, (time(L) - time(k)) / time(L), is given relative to the counted one, that of the
+FLOPs of the whole model. The sizes are timed in turn, in several rounds of several steps each, so that changes of the
+GPU's clock affect all alike. The steps are those of a run (`Trainer`), on random tokens.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from raptr.train.loop import Trainer
 from raptr.train.measure import _random_store
 from raptr.train.run import RunFolder, environment
 
-WAYS: dict[str, dict[str, str]] = {  # of these settings; without an engine, in this process alone
+WAYS: dict[str, dict[str, str]] = {  # the settings of each way; without `parallel`, each process trains alone
     "one process, skip": {"execution": "skip"},
     "one process, gather": {"execution": "gather"},
     "one process, shared": {"execution": "shared"},  # the paper's form
@@ -52,27 +52,27 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way; repeatable")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "parallel_speed.json")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with joined() as processes, TemporaryDirectory() as folder:
         if processes.control is None:
             raise SystemExit("Start it with torchrun.")
         result: dict[str, Any] = {
-            "settings": {key: value for key, value in vars(given).items() if key != "out"},
+            "settings": {key: value for key, value in vars(options).items() if key != "out"},
             "processes": processes.size,
-            "counted": counted(given, Path(folder)),
+            "counted": counted(options, Path(folder)),
             "ways": {},
             "environment": environment(),
         }
-        for name in given.way or WAYS:
-            result["ways"][name] = timed(name, given, Path(folder), processes)
-            if processes.first:  # a stop keeps the ways that are measured
-                given.out.write_text(json.dumps(result, indent=1) + "\n")
+        for name in options.way or WAYS:
+            result["ways"][name] = timed(name, options, Path(folder), processes)
+            if processes.first:  # after each way, so that a stop keeps what is measured
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
     if processes.first:
         print(table(result))
 
 
 def config(given: argparse.Namespace, **train: Any) -> Config:
-    """A run of the model; its schedule does not matter."""
+    """Return the configuration of a run of the model; its schedule does not matter."""
     settings = {"steps": 1000, "batch": given.batch, "device": given.device, **train}
     return Config.read(
         {
@@ -84,19 +84,19 @@ def config(given: argparse.Namespace, **train: Any) -> Config:
 
 
 def trainer_for(name: str, given: argparse.Namespace, folder: Path, processes: Processes) -> Trainer:
-    """A run in one of the ways."""
+    """Return the trainer of a run in one of the ways."""
     chosen = config(given, **WAYS[name])
     settled = chosen.resolved()
     device = torch.device(settled.train.device)
-    own = ALONE if settled.train.parallel is None else processes.laid_out(settled.train.parallel, None, device)
-    if own is ALONE and processes.size > 1:  # as much work for each process as with an engine
+    layout = ALONE if settled.train.parallel is None else processes.laid_out(settled.train.parallel, None, device)
+    if layout is ALONE and processes.size > 1:  # the same work for each process as with an engine
         settled = replace(settled, train=replace(settled.train, batch=given.batch // processes.size))
     store = _random_store(folder, 30_000, given.length, chosen.objective.kind.specials)
-    return Trainer(settled, RunFolder(folder, writes=False), store, device, own)
+    return Trainer(settled, RunFolder(folder, writes=False), store, device, layout)
 
 
 def timed(name: str, given: argparse.Namespace, folder: Path, processes: Processes) -> dict[str, Any]:
-    """Milliseconds of a step for each number of layers: the median of the rounds, and all of them."""
+    """Return each size's milliseconds per step (the median of the rounds, and every round) and the peak memory."""
     trainer = trainer_for(name, given, folder, processes)
     rounds: dict[int, list[float]] = {size: [] for size in given.layers}
     for number in range(given.rounds + 1):
@@ -110,7 +110,7 @@ def timed(name: str, given: argparse.Namespace, folder: Path, processes: Process
     memory = torch.cuda.max_memory_allocated() if trainer.device.type == "cuda" else None
     middle = {str(size): statistics.median(times) for size, times in rounds.items()}
     del trainer
-    gc.collect()  # an engine's hooks refer to its model in a circle
+    gc.collect()  # an engine's hooks and its model refer to each other
     if given.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -118,7 +118,7 @@ def timed(name: str, given: argparse.Namespace, folder: Path, processes: Process
 
 
 def counted(given: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """The FLOPs of a step, relative to one of all layers."""
+    """Return the FLOPs of a step at each size, relative to the largest."""
     chosen = config(given)
     dimensions = chosen.model.build(30_000, given.length)
     method = chosen.make_method()
@@ -127,7 +127,7 @@ def counted(given: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The times, and the realised part of the counted saving."""
+    """Format the times, and the realised savings relative to the counted ones."""
     sizes = list(result["counted"])
     whole = max(sizes, key=int)
     head = ["way", *(f"{size} layers" for size in sizes), *(f"saving {size}" for size in sizes if size != whole)]

@@ -1,12 +1,12 @@
-"""Training many residual MLPs as one: steps per second, summed over the runs, against one plain run after another.
+"""Many residual MLPs trained together: steps per second, summed over the runs, compared with one plain run at a time.
 
     python benchmarks/polynomial_speed.py                    (the study's full setting, on one GPU)
     python benchmarks/polynomial_speed.py --small --device cpu
 
-Interleaved blocks in one run: RaPTr (8-12-16-20, Bernoulli) in its third stage, which keeps 16 of 20 layers on
-average. Together: the study's trainer with 12 runs of two seeds, all layers computed, the bypassed ones times 0, as a
-CUDA graph on a GPU. Plain: an `nn.Module` a run with autograd and fused Adam, which skips layers for real, fed with the
-same inputs; the scales are drawn beforehand in both. Both multiply in TF32 on a GPU.
+Interleaved blocks in one run: RaPTr (8-12-16-20, Bernoulli) in its third stage, which keeps 16 of 20 layers on average.
+Together: the study's trainer with 12 runs of two seeds; all layers are computed, the bypassed ones times 0, as a CUDA
+graph on a GPU. Plain: an `nn.Module` for one run, with autograd and fused Adam, which really skips layers. Both use
+the study's inputs, scales drawn beforehand, and TF32 for matrix products on a GPU.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Plain(nn.Module):
         self.readout = nn.Linear(inputs, 1)
 
     def forward(self, x: Tensor, factors: list[float]) -> Tensor:
-        """F, (batch,)."""
+        """Return F, (batch,)."""
         for layer, factor in zip(self.layers, factors, strict=True):
             if factor:
                 x = torch.add(x, layer(x), alpha=factor)
@@ -53,7 +53,7 @@ class Plain(nn.Module):
 
 
 class Data:
-    """The study's inputs and labels of some seeds."""
+    """The study's inputs and labels for some seeds."""
 
     def __init__(self, setting: Setting, seeds: int, runs: int, device: str) -> None:
         size = {"inputs": setting.inputs, "variables": setting.variables}
@@ -63,25 +63,25 @@ class Data:
         self._owner = torch.arange(runs, device=device) % seeds
 
     def batch(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (runs, batch, inputs) and labels (runs, batch) of a step."""
+        """Return a step's inputs (runs, batch, inputs) and labels (runs, batch)."""
         signs, numbers = self._points.at(step)
         return signs.float()[self._owner], self._tables.gather(1, numbers)[self._owner]
 
 
 def together(setting: Setting, device: str, first: int) -> Callable[[int], None]:
-    """A function that trains all runs for some steps."""
-    parts = [Job("raptr", 1e-4, run % SEEDS) for run in range(RUNS)]
-    drawn = scales(None, setting, [parts[0]], first, first + AHEAD)
-    networks = Networks(setting.size, [part.seed for part in parts], device=device, dtype=torch.float32)
+    """Return a function that trains all runs for some steps."""
+    jobs = [Job("raptr", 1e-4, run % SEEDS) for run in range(RUNS)]
+    drawn = scales(None, setting, [jobs[0]], first, first + AHEAD)
+    networks = Networks(setting.size, [job.seed for job in jobs], device=device, dtype=torch.float32)
     data = Data(setting, SEEDS, RUNS, device)
-    # One run's draws, moved along by one step for each further run: other layers in each, and cheap to make.
+    # One run's draws, shifted by one step for each further run: cheap to make, and different layers in each run.
     stacked = torch.cat([drawn.roll(run, 0) for run in range(RUNS)], 1)
-    training = Training(networks, data.batch, lambda start, stop: stacked[: stop - start], rates(setting, parts))
+    training = Training(networks, data.batch, lambda start, stop: stacked[: stop - start], rates(setting, jobs))
     return lambda steps: training.advance(training.done + steps)
 
 
 def plain(setting: Setting, device: str, first: int) -> Callable[[int], None]:
-    """A function that trains one run for some steps."""
+    """Return a function that trains one run for some steps."""
     drawn = scales(None, setting, [Job("raptr", 1e-3, 0)], first, first + AHEAD)[:, 0].tolist()
     model, data = Plain(setting).to(device), Data(setting, 1, 1, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)

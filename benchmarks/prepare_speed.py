@@ -1,13 +1,14 @@
-"""How fast and how large `raptr prepare` is, beside the tokenizer's own `encode_batch`.
+"""The speed and memory of `raptr prepare`, compared with the tokenizer's own `encode_batch`.
 
     python benchmarks/prepare_speed.py TEXT.jsonl[.gz|.xz|.zst] [--repeats 5] [--megabytes 40]
 
-Speed: tokens per second of the whole of `prepare_corpus` (two readings, encoding, writing, checksums; the tokenizer is
-given) and of its encoding alone, as ratios to `encode_batch` and `encode_batch_fast` on the same texts, a thousand
-at a time; those lie in memory already, and the results are thrown away. The variants take turns, each in a process of
-its own. On a machine that others use too, trust the ratios per CPU second, and look at the load that is recorded.
+Speed: tokens per second of all of `prepare_corpus` (two readings, encoding, writing, checksums; with an existing
+tokenizer) and of its encoding alone, as ratios to `encode_batch` and `encode_batch_fast` on the same texts. These two
+get a thousand texts at a time, already in memory, and their results are thrown away. The variants take turns, each in
+a process of its own. On a machine that others use too, trust the ratios per CPU second, and look at the recorded load.
 Memory: the peak (VmHWM) of a process that prepares the text, and of one that prepares ten times as much (copies that
-differ in their first characters), with a given tokenizer and with one trained on the way, whose sample ends at 64 MiB.
+differ in their first characters), each with an existing tokenizer and with one trained on the way, whose sample ends at
+64 MiB.
 """
 
 import argparse
@@ -35,28 +36,28 @@ BATCH = 1000
 
 
 def texts(path: Path, size: int) -> list[str]:
-    """The first documents of a file, of about this many bytes together."""
-    found, total = [], 0
+    """Return the first documents of a file, about `size` bytes in all."""
+    documents, total = [], 0
     for record in FileInput.of(path, "text").records(0):
         if record.text:
-            found.append(record.text)
+            documents.append(record.text)
             total += len(record.text.encode())
         if total >= size:
             break
-    return found
+    return documents
 
 
 def encode(folder: Path, name: str) -> dict[str, float]:
-    """The tokenizer's own method, a thousand texts at a time."""
-    tokenizer, given = load(folder / "tokenizer.json"), texts(folder / "text.jsonl", 2**62)
+    """Time the tokenizer's own method, a thousand texts at a time."""
+    tokenizer, documents = load(folder / "tokenizer.json"), texts(folder / "text.jsonl", 2**62)
     started, cpu, tokens = time.perf_counter(), time.process_time(), 0
-    for first in range(0, len(given), BATCH):
-        tokens += sum(map(len, getattr(tokenizer, name)(given[first : first + BATCH], add_special_tokens=False)))
+    for first in range(0, len(documents), BATCH):
+        tokens += sum(map(len, getattr(tokenizer, name)(documents[first : first + BATCH], add_special_tokens=False)))
     return {"rate": tokens / (time.perf_counter() - started), "per_cpu_second": tokens / (time.process_time() - cpu)}
 
 
 def prepare(folder: Path, name: str, *, trained: bool) -> dict[str, float]:
-    """The whole preparation, with a tokenizer that is given or trained on the way."""
+    """Time the whole preparation, with the folder's tokenizer or with one trained on the way."""
     out = folder / "out"
     source = DomainSource("text", (str(folder / name),))
     encoding: list[float] = []
@@ -70,7 +71,7 @@ def prepare(folder: Path, name: str, *, trained: bool) -> dict[str, float]:
     store = prepare_corpus([source], out, tokenizer=tokenizer, progress=progress)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     part = store.domains[0]
-    # [SEP] is no token of the tokenizer's.
+    # [SEP] is not counted: the tokenizer does not produce it.
     tokens = sum(part.total(split) - part.count(split) for split in ("train", "valid"))
     shutil.rmtree(out)
     scale = tokens / sum(part.total(split) for split in ("train", "valid"))
@@ -78,30 +79,30 @@ def prepare(folder: Path, name: str, *, trained: bool) -> dict[str, float]:
 
 
 def measure(folder: Path, variant: str) -> dict[str, float]:
-    """One variant in a process of its own; its peak of memory comes with it."""
+    """Run one variant in a process of its own; return its rates and its peak memory."""
     command = [sys.executable, __file__, "--inside", variant, str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    numbers: dict[str, float] = json.loads(done.stdout)
+    return numbers
 
 
 def inside(folder: Path, variant: str) -> None:
-    """What a measured process does."""
+    """Run one variant, in the process that is measured, and print its rates and its peak memory."""
     if variant in BASELINES:
-        found = encode(folder, variant)
+        numbers = encode(folder, variant)
     elif variant == "imports":
-        found = {}
+        numbers = {}
     else:
         name = "copies" if "tenfold" in variant else "text.jsonl"
-        found = prepare(folder, name, trained="trained" in variant)
-    # Not `ru_maxrss`: a process inherits that from the one that started it.
+        numbers = prepare(folder, name, trained="trained" in variant)
+    # Not `ru_maxrss`, which a process inherits from the one that started it.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    found["peak_mib"] = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-    print(json.dumps(found))
+    numbers["peak_mib"] = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    print(json.dumps(numbers))
 
 
 def summary(values: list[float]) -> dict[str, Any]:
-    """How often, the mean and the deviation."""
+    """Return count, mean and standard deviation."""
     return {"n": len(values), "mean": statistics.mean(values), "deviation": statistics.stdev(values)}
 
 
@@ -112,18 +113,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--inside", nargs=2)
-    given = parser.parse_args()
-    if given.inside:
-        inside(Path(given.inside[1]), given.inside[0])
+    options = parser.parse_args()
+    if options.inside:
+        inside(Path(options.inside[1]), options.inside[0])
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines = [json.dumps({"text": text}) for text in texts(given.text, given.megabytes * 10**6)]
+        lines = [json.dumps({"text": text}) for text in texts(options.text, options.megabytes * 10**6)]
         (folder / "text.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         size, documents = (folder / "text.jsonl").stat().st_size, len(lines)
         (folder / "copies").mkdir()
         for copy in range(10):
-            # Each copy is another text: equal ones would be one to the tokenizer's sample.
+            # Copies differ, since the tokenizer's sample would contain equal texts only once.
             others = "".join(json.dumps({"text": f"{copy}. {json.loads(line)['text']}"}) + "\n" for line in lines)
             (folder / "copies" / f"{copy}.jsonl").write_text(others, encoding="utf-8")
         started = time.perf_counter()
@@ -133,7 +134,7 @@ def main() -> None:
         shutil.copy(trained.path / "tokenizer.json", folder)
         facts = {part.name: part.total("train") + part.total("valid") for part in open_store(trained.path).domains}
         rounds, loads = [], []
-        for turn in range(given.repeats):
+        for turn in range(options.repeats):
             order = [*BASELINES, "prepare"]
             order = order[turn % 3 :] + order[: turn % 3]
             loads.append(os.getloadavg()[0])
@@ -163,8 +164,8 @@ def main() -> None:
             )
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     result = {
-        "command": f"python benchmarks/prepare_speed.py {given.text.name} --repeats {given.repeats} "
-        f"--megabytes {given.megabytes}",
+        "command": f"python benchmarks/prepare_speed.py {options.text.name} --repeats {options.repeats} "
+        f"--megabytes {options.megabytes}",
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit,
         "hardware": {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "machine": platform.machine()},

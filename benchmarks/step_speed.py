@@ -1,4 +1,4 @@
-"""What a training step costs on one GPU: the full model, k of L layers, static k-layer models, and other people's.
+"""The cost of a training step on one GPU: the full model, k of L layers, static k-layer models, Hugging Face's models.
 
     python -m benchmarks.step_speed --data FOLDER [--case bert/base:256x128 ...]     (a folder made by `raptr prepare`)
     python -m benchmarks.step_speed --data FOLDER --case bert/base:256x128 --peers-only --out peers.json
@@ -7,29 +7,30 @@
     python -m benchmarks.step_speed --data FOLDER --case decoder/1.6b:32x512 --shared --objective ul2 --no-peers
     python -m benchmarks.step_speed --data FOLDER --case bert/base:256x128 --axes --out axes_speed.json
 
-FOLDER is prepared for the family's objective (`--objective causal` for a decoder) or for the one given.
+FOLDER is prepared for the family's objective (`--objective causal` for a decoder) or for that of `--objective` here.
 
-A step is the whole of it: batch(step) from real text, upload, forward, backward, clipping, the check for bad
-numbers, AdamW, and a record every ten steps. All ways are timed in blocks of one run, each in an order of its own, by
-the device's clock; a number is the median of its blocks, the spread half the distance from the smallest to the largest.
-Beside them: a 8192x8192 matrix product in bfloat16 (the ceiling that shares are given of), peak memory, recompiled
-graphs and synchronising calls while it runs, and where the full step's time goes.
+A step is a complete one: batch(step) from real text, upload, forward, backward, clipping, the check for non-finite
+numbers, AdamW, and a record every ten steps. All ways are timed in blocks of one run, in a new random order each time,
+by the device's clock. A number is the median of its blocks; the spread is half the distance from the smallest to the
+largest. Also measured: an 8192x8192 matrix product in bfloat16 (the ceiling to which shares refer), peak memory,
+recompiled graphs, synchronising calls, and where the full step's time goes.
 
-The peers are Hugging Face's `BertForMaskedLM` or `LlamaForCausalLM` of the same dimensions on the same batches:
-bfloat16 autocast, SDPA, fused AdamW, clipping; no check for bad numbers and no records. The stock model runs its head
-on all positions; `masked positions` gathers the masked ones first, as ours does (a decoder has targets everywhere, so
-there only `all positions` is timed). Each way's share of the products' rate counts its own FLOPs.
+The peers are Hugging Face's `BertForMaskedLM` or `LlamaForCausalLM` of the same dimensions on the same batches, with
+bfloat16 autocast, SDPA, fused AdamW and clipping, but without the check for non-finite numbers and without records. The
+stock model runs its head on all positions; `masked positions` gathers the masked ones first, as ours does (a decoder
+has targets everywhere, so there only `all positions` is timed). Each way's share of the products' rate counts its own
+FLOPs.
 `--axes` times k of the heads, of the MLP parts, and of all axes at once, each beside a static model of that shape. The
-optimizer updates the weights of what did not run too (with zero gradients), which the static model does not have: the
-time of an update alone is measured for both, and the ratio is given with and without the difference. With `--idle skip`
-it leaves them alone.
-`--peers-only` times the full model and the peers alone; `--peer NAME` (repeatable) picks some of them. Without a GPU
-that much and `--shared` run on the CPU, as a trial.
+optimizer also updates the weights of what did not run (with zero gradients), which the static model does not have. So
+the update alone is timed for both, and the ratio is given with and without the difference. With `--idle skip` the
+optimizer leaves these weights alone.
+`--peers-only` times only the full model and the peers; `--peer NAME` (repeatable) picks some of them. Without a GPU,
+`--peers-only` and `--shared` run on the CPU, as a trial.
 
-For models of which only one or two fit: with `--shared` the static models have the weights, the moments and the graph
-memory of the model of which k layers run (only `gather` is timed; peak memory is measured before they are made), and
-with `--apart` the peers are timed one after the other. `--objective ul2` times the k of L layers of that objective,
-with a full step of causal training and one with Adafactor beside them.
+Large models, of which only one or two fit on the GPU, need two more options. With `--shared` the static models use the
+weights, the moments and the graph memory of the model of which k layers run (only `gather` is timed; peak memory is
+measured before they are created). With `--apart` the peers are timed one after the other. `--objective ul2` times k of
+L layers with that objective, and beside them a full step of causal training and one with Adafactor.
 """
 
 import argparse
@@ -78,9 +79,9 @@ from raptr.train.run import RunFolder, environment
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEMORY = "peak memory, bytes"
 FORMS = ("gather", "skip", "zero")
-FOREVER = 10**6  # steps that the runs are planned for; a few are made
+FOREVER = 10**6  # planned length of the runs, of which only a few steps are done
 CASES = ("bert/base:256x128", "bert/large:128x128", "bert/large:32x512", "bert/mini:256x128")
-KINDS = {  # the first that fits
+KINDS = {  # patterns of kernel names; the first that matches counts
     "matrix products": r"nvjet|gemm|cutlass|splitK",
     "attention": r"attention|sdpa|flash|cudnn",
     "activation": r"gelu|silu|swiglu",
@@ -104,25 +105,25 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> "Case":
         """Read `bert/base:256x128`."""
-        found = re.fullmatch(r"(\w+)/([\w.]+):(\d+)x(\d+)", text)
-        if found is None:
+        match = re.fullmatch(r"(\w+)/([\w.]+):(\d+)x(\d+)", text)
+        if match is None:
             raise ValueError(f"case is {text!r}; FAMILY/SIZE:BATCHxLENGTH is allowed, such as bert/base:256x128")
-        family, size, batch, length = found.groups()
+        family, size, batch, length = match.groups()
         return cls(family, size, int(batch), int(length))
 
     @property
     def config(self) -> ModelConfig:
-        """The named dimensions."""
+        """The dimensions of this size."""
         return FAMILIES[self.family].sizes[self.size]
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """The number of tokens in a step."""
         return self.batch * self.length
 
 
 class Bench:
-    """The trainers of one case, and for each way a step function and the FLOPs of a step."""
+    """The ways to time in one case: for each a step function and the FLOPs of a step."""
 
     def __init__(self, case: Case, data: Path, objective: str | None = None) -> None:
         self.case, self.store, self.device = case, open_store(data), torch.device(DEVICE)
@@ -142,7 +143,10 @@ class Bench:
         objective: str | None = None,
         optimizer: dict[str, Any] | None = None,
     ) -> Trainer:
-        """A run in memory, of a model of the shape if one is given; RaPTr's with scales, which cost more than none."""
+        """Return a trainer for the case; its model has this shape or number of layers, if given.
+
+        RaPTr uses square-root scales, which cost more than none.
+        """
         scaling = {"scaling": "sqrt"} if method == "raptr" else {}
         dimensions = asdict(self.case.config.resized(shape)) if shape else {"layers": layers}
         config = Config.read(
@@ -182,7 +186,7 @@ class Bench:
         self.flops[name] = trainer.cost(trainer.method.subnetwork(trainer.method.phases()[phase].start)).total
 
     def update(self, name: str, trainer: Trainer) -> None:
-        """Add what follows the gradients in a step of the trainer; those of layers that do not run are None."""
+        """Add only the update of a trainer's step, with zero gradients; layers that do not run have none."""
         model, subnetwork = trainer.model, trainer.method.subnetwork(0)
         idle = {id(p) for layer, b in enumerate(model.blocks) if layer not in subnetwork.kept for p in b.parameters()}
         zeros = [(p, torch.zeros_like(p)) for p in trainer.parameters if id(p) not in idle]
@@ -196,7 +200,7 @@ class Bench:
         self.ways[name], self.flops[name] = step, 0.0
 
     def peer(self, name: str, model: torch.nn.Module, loss: Callable[[Batch], Tensor], *, masked: bool) -> None:
-        """Add a plain training loop around a loss whose head runs on the targets or on all positions."""
+        """Add a plain training loop around a loss, whose head runs on the targets (`masked`) or on all positions."""
         objective, steps = OBJECTIVES[self.objective](self.store.vocabulary), count()
         data = TrainData(self.store, objective.window(self.case.length), self.case.batch, 0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -216,18 +220,18 @@ class Bench:
         self.flops[name] = flops(config, _first(config.layers, config.layers), **cost).total
 
     def dimensions(self) -> ModelConfig:
-        """The model's, with the vocabulary of the data."""
+        """Return the model's dimensions, with the vocabulary of the data and the length of the case."""
         return replace(self.case.config, vocabulary=self.store.vocabulary.size, positions=self.case.length)
 
 
 def quick_weights(model: torch.nn.Module, seed: int, **_settings: object) -> None:
-    """Random weights made on the GPU: their values do not matter here, and there are many models."""
+    """Set random weights on the GPU: their values do not matter here, and there are many models."""
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
 
 
 def milliseconds(step: Callable[[], object], steps: int) -> float:
-    """Time per step by the device's clock."""
+    """Return the time per step by the device's clock."""
     if DEVICE == "cpu":
         began = time.perf_counter()
         for _ in range(steps):
@@ -243,9 +247,9 @@ def milliseconds(step: Callable[[], object], steps: int) -> float:
 
 
 def matrix_rate() -> float:
-    """FLOP/s of a large bfloat16 matrix product on random numbers; of a small one on a CPU.
+    """Return the FLOP/s of a large bfloat16 matrix product of random numbers, or of a small one on a CPU.
 
-    The largest of many short measurements: a card that was idle is slow at first, and one under load slows down.
+    It is the largest of many short measurements: a card that was idle is slow at first, and one under load slows down.
     """
     side, times = (8192, 40) if DEVICE == "cuda" else (256, 3)
     x = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16)
@@ -253,9 +257,9 @@ def matrix_rate() -> float:
 
 
 def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any]:
-    """The most memory that tensors took, and that was taken from the device, at each size, in bytes.
+    """Return the peak memory at each size, in bytes: that of tensors, and that taken from the device.
 
-    Static models one by one; k of L layers in one model that goes through all stages, as training does.
+    Static models are measured one by one; k of L layers in one model that goes through all stages, as in training.
     """
     result: dict[str, Any] = {"static": {}, "k of L": {}, "static, device": {}, "k of L, device": {}}
 
@@ -277,7 +281,7 @@ def peak_memory(bench: Bench, sizes: list[int], execution: str) -> dict[str, Any
 
 
 def _peak(step: Callable[[], None], result: dict[str, Any], kind: str, name: object) -> None:
-    """Note the most memory of three steps."""
+    """Write the peak memory of three steps into `result`."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
@@ -294,7 +298,7 @@ def _collect() -> None:
 
 def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
     """Add Hugging Face's model in each of the named ways."""
-    # Were layers ever compiled one by one, the default limit of 8 would leave the rest of them eager.
+    # If layers are compiled one by one, the default limit of 8 could leave the rest of them eager.
     torch._dynamo.config.recompile_limit = 64
     for name in names:
         _, head, how = name.split(", ")
@@ -306,7 +310,7 @@ def add_peers(bench: Bench, names: tuple[str, ...]) -> None:
 
 
 def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float]:
-    """Device milliseconds of a step by kind of kernel."""
+    """Return the device's milliseconds of a step by kind of kernel."""
     if DEVICE == "cpu":
         return {}
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
@@ -323,7 +327,7 @@ def where_time_goes(step: Callable[[], None], steps: int = 5) -> dict[str, float
 
 
 def measure(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], memory: bool) -> dict[str, Any]:
-    """All ways of one case."""
+    """Time all ways of one case."""
     layers = bench.case.config.layers
     sizes = [stage.size for stage in Schedule.recommended(layers, FOREVER).stages]
     stored = {form: peak_memory(bench, sizes, form) for form in ("skip", "gather")} if memory else {}
@@ -339,7 +343,7 @@ def measure(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], me
 
 
 def measure_shared(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...]) -> dict[str, Any]:
-    """The form `gather` and static models, all with the weights, moments and graph memory of one model."""
+    """Time `gather` and static models that all use the weights, moments and graph memory of one model."""
     layers = bench.case.config.layers
     sizes = [stage.size for stage in Schedule.recommended(layers, FOREVER).stages]
     raptr = bench.trainer("raptr", "gather")
@@ -352,15 +356,15 @@ def measure_shared(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, .
     if bench.objective != FAMILIES[bench.case.family].objectives[0]:
         first = FAMILIES[bench.case.family].objectives[0]
         bench.way(f"{first} {layers}", _sharing(bench.trainer("full", "gather", objective=first), raptr), 0)
-        given = {"name": "adafactor", "peak": 1e-3, "clip": 0.0}
-        adafactor = bench.trainer("full", "gather", optimizer=given)
+        settings = {"name": "adafactor", "peak": 1e-3, "clip": 0.0}
+        adafactor = bench.trainer("full", "gather", optimizer=settings)
         bench.way(f"adafactor {layers}", _sharing(adafactor, raptr, moments=False), 0)
     add_peers(bench, peers)
     return {**_timed_sizes(bench, sizes, blocks, steps), "peak memory": {"gather": stored}}
 
 
 def _sharing(trainer: Trainer, whole: Trainer, *, moments: bool = True) -> Trainer:
-    """The trainer with the weights, moments and graph memory of another, which has run: only one runs at a time."""
+    """Give the trainer the weights, moments and graph memory of another that has run: only one runs at a time."""
     theirs = dict(whole.model.named_parameters())
     for name, parameter in trainer.model.named_parameters():
         parameter.data = theirs[name].data
@@ -373,7 +377,7 @@ def _sharing(trainer: Trainer, whole: Trainer, *, moments: bool = True) -> Train
 
 
 def _timed_sizes(bench: Bench, sizes: list[int], blocks: int, steps: int) -> dict[str, Any]:
-    """The times of every way, and what else there is to know of k of L layers."""
+    """Time every way; for k of L layers, also count synchronising calls and see where the time goes."""
     timed, forms = interleaved(bench, blocks, steps), [form for form in FORMS if f"{form} {sizes[0]}" in bench.ways]
     return {
         **timed,
@@ -392,7 +396,7 @@ def _timed_sizes(bench: Bench, sizes: list[int], blocks: int, steps: int) -> dic
 
 
 def measure_peers(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ...], apart: bool) -> dict[str, Any]:
-    """Our full model and the peers, in turns or one after the other."""
+    """Time our full model and the peers, in turns or (`apart`) one after the other."""
     ours = f"static {bench.case.config.layers}"
     bench.way(ours, bench.trainer("full", "auto"), 0)
     if not apart:
@@ -403,13 +407,13 @@ def measure_peers(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ..
         add_peers(bench, (name,))
         if name in bench.ways:
             results.append(_alone(bench, name, blocks, steps))
-    rates = [one.pop("rate") for one in results]
+    rates = [result.pop("rate") for result in results]
     return {
         **results[0],
-        "milliseconds": {name: times for one in results for name, times in one["milliseconds"].items()},
-        "recompiled graphs": sum(one["recompiled graphs"] for one in results),
+        "milliseconds": {name: times for result in results for name, times in result["milliseconds"].items()},
+        "recompiled graphs": sum(result["recompiled graphs"] for result in results),
         **{
-            kind: {name: size for one in results for name, size in one[kind].items()}
+            kind: {name: size for result in results for name, size in result[kind].items()}
             for kind in (MEMORY, f"{MEMORY}, device")
         },
         "matrix product each time, FLOP/s": rates,
@@ -417,7 +421,7 @@ def measure_peers(bench: Bench, *, blocks: int, steps: int, peers: tuple[str, ..
 
 
 def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
-    """The times of a way, whose models are then dropped."""
+    """Time one way and measure its peak memory, then drop its models."""
     stored: dict[str, dict[str, int]] = {MEMORY: {}, f"{MEMORY}, device": {}}
     result = interleaved(bench, blocks, steps)
     _peak(bench.ways[name], stored, MEMORY, name)
@@ -427,19 +431,19 @@ def _alone(bench: Bench, name: str, blocks: int, steps: int) -> dict[str, Any]:
 
 
 def measure_axes(bench: Bench, *, blocks: int, steps: int, idle: str) -> dict[str, Any]:
-    """Parts of every axis, and of all at once, beside static models of these shapes."""
+    """Time subnetworks that are smaller on one axis, and on all at once, beside static models of these shapes."""
     whole, narrow = bench.case.config.shape, bench.trainer("raptr", "gather", optimizer={"idle": idle})
     bench.way("full", bench.trainer("full", "gather"), 0)
     rows = narrow_shapes(whole)
     for name, shape in rows.items():
         sizes = {"schedule": "layers", "heads": "heads", "parts": "parts"}
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             setting: f"{getattr(shape, axis)}-{getattr(whole, axis)}" for setting, axis in sizes.items()
         }
-        part = copy(narrow)  # all share a model, its optimizer and the memory of their graphs
-        part.method = make_method("raptr", shape=whole, steps=FOREVER, scaling="sqrt", **given)
-        bench.way(name, part, 0)
-        bench.update(f"update, {name}", part)
+        trainer = copy(narrow)  # the copies share a model, its optimizer and the memory of the graphs
+        trainer.method = make_method("raptr", shape=whole, steps=FOREVER, scaling="sqrt", **settings)
+        bench.way(name, trainer, 0)
+        bench.update(f"update, {name}", trainer)
         static = bench.trainer("full", "gather", shape=shape)
         bench.way(f"static, {name}", static, 0)
         bench.update(f"update, static, {name}", static)
@@ -447,7 +451,7 @@ def measure_axes(bench: Bench, *, blocks: int, steps: int, idle: str) -> dict[st
 
 
 def narrow_shapes(whole: Shape) -> dict[str, Shape]:
-    """The parts that are timed: half and three quarters of the heads, a quarter and half of the MLP, half of all."""
+    """Return the shapes to time: half and 3/4 of the heads, 1/4 and half of the MLP parts, and half of every axis."""
     heads, parts = (
         [max(1, whole.heads * share // 4) for share in (2, 3)],
         [max(1, whole.parts * s // 4) for s in (1, 2)],
@@ -461,7 +465,7 @@ def narrow_shapes(whole: Shape) -> dict[str, Shape]:
 
 
 def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
-    """Times of every way, in blocks whose order is drawn anew."""
+    """Time every way in blocks, each time in a new random order."""
     for name, step in bench.ways.items():
         began = time.perf_counter()
         for _ in range(4):
@@ -473,7 +477,7 @@ def interleaved(bench: Bench, blocks: int, steps: int) -> dict[str, Any]:
     order = Random()
     for _ in range(blocks):
         for name in order.sample(list(bench.ways), len(bench.ways)):
-            milliseconds(bench.ways[name], steps)  # the card's clock settles at the power that this way draws
+            milliseconds(bench.ways[name], steps)  # not counted: the card's clock settles at this way's power
             times[name].append(milliseconds(bench.ways[name], steps))
     case = bench.case
     return {
@@ -491,7 +495,7 @@ def _wait() -> None:
 
 
 def _synchronising(step: Callable[[], None]) -> int:
-    """How many calls of 9 steps made the program wait for the device."""
+    """Return how many calls in 9 steps made the program wait for the device."""
     import warnings
 
     if DEVICE == "cpu":
@@ -503,7 +507,7 @@ def _synchronising(step: Callable[[], None]) -> int:
         for _ in range(9):
             step()
         torch.cuda.set_sync_debug_mode("default")
-    # torch says once that its mode may miss some: that is no call.
+    # torch also warns once that the mode may miss calls, which does not count.
     return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
@@ -512,7 +516,7 @@ def _first(size: int, layers: int) -> Subnetwork:
 
 
 def tables(result: dict[str, Any], rate: float) -> str:
-    """A case's results in Markdown."""
+    """Format a case's results as Markdown."""
     times, counted = result["milliseconds"], result["flops"]
     lines = ["", f"**{result['case']}**", "", "| way | ms a step | spread | tokens/s | share of the products' rate |"]
     lines.append("|---|---|---|---|---|")
@@ -529,7 +533,7 @@ def tables(result: dict[str, Any], rate: float) -> str:
 
 
 def _axes_table(result: dict[str, Any]) -> list[str]:
-    """Each part beside the static model of its shape, and beside the full model."""
+    """Compare each subnetwork with the static model of its shape, and with the full model."""
     times, counted = result["milliseconds"], result["flops"]
     lines = [
         "",
@@ -538,17 +542,17 @@ def _axes_table(result: dict[str, Any]) -> list[str]:
     lines[-1] += " FLOPs of the full step |"
     lines.append("|---" * 8 + "|")
     for name in result["axes"]:
-        own, static = times[name], times[f"static, {name}"]
+        narrow, static = times[name], times[f"static, {name}"]
         updates = zip(times[f"update, {name}"], times[f"update, static, {name}"], strict=True)
         idle = [one - other for one, other in updates]
-        without = paired([one - spent for one, spent in zip(own, idle, strict=True)], static)
+        without = paired([one - spent for one, spent in zip(narrow, idle, strict=True)], static)
         cells = [
-            f"{statistics.median(own):.2f}",
+            f"{statistics.median(narrow):.2f}",
             f"{statistics.median(static):.2f}",
-            f"{paired(own, static):.4f}",
+            f"{paired(narrow, static):.4f}",
             f"{statistics.median(idle):.2f}",
             f"{without:.4f}",
-            f"{paired(own, times['full']):.4f}",
+            f"{paired(narrow, times['full']):.4f}",
             f"{counted[name] / counted['full']:.4f}",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -556,7 +560,7 @@ def _axes_table(result: dict[str, Any]) -> list[str]:
 
 
 def _subnetwork_tables(result: dict[str, Any]) -> list[str]:
-    """What the k of L layers add to a case's results: ratios, speed-up, kernels, memory."""
+    """Format what is measured of k of L layers only: ratios, speed-up, kernels, memory."""
     times, sizes = result["milliseconds"], result["sizes"]
     lines = ["", f"| form | {' | '.join(f'{k} / static' for k in sizes)} | stages | speed-up | counted | ratio |"]
     lines.append("|---" * (len(sizes) + 5) + "|")
@@ -570,18 +574,18 @@ def _subnetwork_tables(result: dict[str, Any]) -> list[str]:
             lines.append(f"| {form} | {' | '.join(cells)} | {seen / possible:.4f} |")
     lines += ["", f"Synchronising: {result['synchronising calls']}.", ""]
     lines += [f"{name}, ms by kind of kernel: {where}" for name, where in result["where the time goes"].items()]
-    for form, found in result["peak memory"].items():
+    for form, memory in result["peak memory"].items():
         for k in sizes:
-            line = f"peak memory, {form} {k}: {found['k of L'][str(k)] / 2**30:.3f} GiB"
-            if "static" in found:
-                allowed = found["static"][str(k)] + (sizes[-1] - k) * found["weights and moments of a layer"]
+            line = f"peak memory, {form} {k}: {memory['k of L'][str(k)] / 2**30:.3f} GiB"
+            if "static" in memory:
+                allowed = memory["static"][str(k)] + (sizes[-1] - k) * memory["weights and moments of a layer"]
                 line += f", {allowed / 2**30:.3f} allowed"
             lines.append(line)
     return lines
 
 
 def speed_up(result: dict[str, Any], form: str, lengths: Lengths = "equal") -> tuple[float, float]:
-    """Of the stages against all layers in every step: by the clock, and counted in FLOPs."""
+    """Return the speed-up of the stages over all layers in every step: by the clock, and counted in FLOPs."""
     times, names = result["milliseconds"], [f"{form} {k}" for k in result["sizes"]]
     shares = [1.0 if lengths == "equal" else place for place in range(1, len(names) + 1)]
     means = [fmean(block, shares) for block in zip(*(times[name] for name in names), strict=True)]
@@ -590,7 +594,7 @@ def speed_up(result: dict[str, Any], form: str, lengths: Lengths = "equal") -> t
 
 
 def paired(ones: list[float], others: list[float]) -> float:
-    """The median ratio of two ways in the same block."""
+    """Return the median over blocks of the ratio of two ways' times."""
     return statistics.median(one / other for one, other in zip(ones, others, strict=True))
 
 
@@ -612,31 +616,31 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--objective", choices=OBJECTIVES, help="the family's first unless given")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "step_speed.json")
     parser.add_argument("--show", action="store_true", help="print the tables of the result that is there")
-    given = parser.parse_args(arguments)
-    given.command = shlex.join(["python", "-m", "benchmarks.step_speed", *(arguments or sys.argv[1:])])
-    if given.show:
-        there = json.loads(given.out.read_text())
-        print("\n".join(tables(case, there["matrix product, FLOP/s"]) for case in there["cases"]))
+    options = parser.parse_args(arguments)
+    options.command = shlex.join(["python", "-m", "benchmarks.step_speed", *(arguments or sys.argv[1:])])
+    if options.show:
+        record = json.loads(options.out.read_text())
+        print("\n".join(tables(case, record["matrix product, FLOP/s"]) for case in record["cases"]))
         return
     with patch.object(family, "initialise", quick_weights):
-        _measure(given)
+        _measure(options)
 
 
 def _measure(given: argparse.Namespace) -> None:
-    """Measure the cases that were asked for; what is measured is written at once."""
+    """Measure the chosen cases, and write each result at once."""
     rate, cases, peers = matrix_rate(), [], tuple(given.peer or PEERS)
     print(f"matrix product: {rate / 1e12:.0f} TFLOP/s", flush=True)
     for number, text in enumerate(given.case or CASES):
         case, timing = Case.parse(text), {"blocks": given.blocks, "steps": given.steps}
-        bench, some = Bench(case, given.data, given.objective), peers if number == 0 and not given.no_peers else ()
+        bench, timed = Bench(case, given.data, given.objective), peers if number == 0 and not given.no_peers else ()
         if given.axes:
             result = measure_axes(bench, **timing, idle=given.idle)
         elif given.peers_only:
             result = measure_peers(bench, peers=peers, apart=given.apart, **timing)
         elif given.shared:
-            result = measure_shared(bench, peers=some, **timing)
+            result = measure_shared(bench, peers=timed, **timing)
         else:
-            result = measure(bench, peers=some, memory=number == 0 and not given.no_memory, **timing)
+            result = measure(bench, peers=timed, memory=number == 0 and not given.no_memory, **timing)
         del bench
         cases.append(result)
         _collect()

@@ -1,4 +1,4 @@
-"""Hugging Face's models of the same dimensions, as training losses: what the benchmarks set beside ours."""
+"""Hugging Face's models of the same dimensions as ours, with their training losses: the peers in the benchmarks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Head = Callable[["Stock", Tensor, Batch], Tensor]
 
 
 class Stock(nn.Module):
-    """A stock model: its parts that are compiled one by one, what gives the hidden states, and what makes scores."""
+    """A stock model: `body` gives the hidden states, `scores` the logits, and `parts` can be compiled one by one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Stock(nn.Module):
 
 
 def masked_lm(config: BertConfig) -> Any:
-    """A `BertForMaskedLM` of these dimensions, without dropout."""
+    """Return a `BertForMaskedLM` of these dimensions, without dropout."""
     from transformers import BertConfig as StockConfig
     from transformers import BertForMaskedLM
 
@@ -53,7 +53,7 @@ def masked_lm(config: BertConfig) -> Any:
 
 
 def causal_lm(config: DecoderConfig) -> Any:
-    """A `LlamaForCausalLM` of these dimensions."""
+    """Return a `LlamaForCausalLM` of these dimensions."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     stock = LlamaConfig(
@@ -73,12 +73,12 @@ def causal_lm(config: DecoderConfig) -> Any:
 
 
 def all_positions(stock: Stock, hidden_BSD: Tensor, batch: Batch) -> Tensor:
-    """The stock loss: the head on every position, labels -100 where nothing is predicted."""
+    """Return the stock loss: the head runs on every position, and labels are -100 where nothing is predicted."""
     return F.cross_entropy(stock.scores(hidden_BSD).flatten(0, 1), batch.labels_BS().flatten())
 
 
 def target_positions(stock: Stock, hidden_BSD: Tensor, batch: Batch) -> Tensor:
-    """The same loss with the head on the target positions only."""
+    """Return the same loss, with the head on the target positions only."""
     return F.cross_entropy(stock.scores(at_targets(hidden_BSD, batch.positions_BM)), batch.labels_BM.flatten())
 
 
@@ -87,7 +87,7 @@ PEERS = tuple(f"Hugging Face, {head}, {how}" for head in HEADS for how in COMPIL
 
 
 def peer_loss(stock: Stock, head: Head, how: str) -> Callable[[Batch], Tensor]:
-    """The loss of a batch: as it is, compiled as one, or with embeddings, each layer and the head compiled apart."""
+    """Return the loss of a batch as a function: eager, compiled as one, or compiled layer by layer (`how`)."""
     if how == "compiled by block":
         for module in stock.parts:
             module.compile(dynamic=False)

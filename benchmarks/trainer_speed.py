@@ -1,19 +1,19 @@
-"""What methods save under Hugging Face's `Trainer` on one GPU: step times of every stage beside the FLOPs counted.
+"""What methods save under Hugging Face's `Trainer` on one GPU: step times of every stage, compared with their FLOPs.
 
     python benchmarks/trainer_speed.py [--case bert ...] [--compile] [--out FILE.json]
     python benchmarks/trainer_speed.py --tiny --out FILE.json     (a trial, on the CPU too)
 
 Stock models with random weights and random tokens: BERT-Base (`BertForMaskedLM`, 128 sequences of 128 tokens) and a
-Llama of 110M parameters (`LlamaForCausalLM`, 32 sequences of 512), bfloat16 autocast, SDPA, fused AdamW, clipping: the
-`Trainer`'s own. Four ways, in rounds: without the callback, with `SubnetworkCallback("full")`, with RaPTr 6-8-10-12 and
-with progressive stacking 3-6-12. `--compile` adds the last three with compile=True. A step lasts from one
-`on_step_begin` to the next, by the device's clock; a number is the median over a stage's steps of all rounds, without
+Llama of 110M parameters (`LlamaForCausalLM`, 32 sequences of 512). Bfloat16 autocast, SDPA, fused AdamW and clipping
+are the `Trainer`'s own. Four ways take turns: without the callback, with `SubnetworkCallback("full")`, with RaPTr
+6-8-10-12 and with progressive stacking 3-6-12. `--compile` adds the last three with compile=True. A step lasts from one
+`on_step_begin` to the next, by the device's clock. A number is the median over a stage's steps of all rounds, without
 the first steps of each stage.
 
 FLOPs are those of matrix products, counted by `torch.utils.flop_counter` on one sequence with the plain attention
 kernel. The realised speed-up is the time of a full step without the callback over the mean of the stages' times, each
-weighted by the stage's share of the method's steps; the counted one is the same of FLOPs. The stock heads run on all
-positions.
+weighted by the stage's share of the method's steps; the counted speed-up is the same ratio of FLOPs. The stock heads
+run on all positions.
 """
 
 import argparse
@@ -66,13 +66,13 @@ class Case:
 
 
 def bert(**sizes: Any) -> nn.Module:
-    """BERT for masked language modelling, without dropout, as in the project's own runs."""
+    """Return BERT for masked language modelling, without dropout, as in the project's own runs."""
     settings: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return hf.BertForMaskedLM(hf.BertConfig(**{"intermediate_size": 3072, **settings, **sizes}))
 
 
 def llama(**sizes: Any) -> nn.Module:
-    """A Llama with one matrix for embedding and head."""
+    """Return a Llama that uses one matrix for embedding and head."""
     settings: dict[str, Any] = {"intermediate_size": 2048, "tie_word_embeddings": True, "use_cache": False, **sizes}
     return hf.LlamaForCausalLM(hf.LlamaConfig(**settings))
 
@@ -104,13 +104,13 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 class Clock(hf.TrainerCallback):
-    """Notes when each step begins."""
+    """Records when each step begins."""
 
     def __init__(self) -> None:
         self.ticks: list[Any] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Note the time, of the device where there is one."""
+        """Record the time, by the GPU's clock if there is one."""
         if GPU:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -119,7 +119,7 @@ class Clock(hf.TrainerCallback):
             self.ticks.append(time.perf_counter())
 
     def milliseconds(self) -> list[float]:
-        """From each step's beginning to the next."""
+        """Return the time from the beginning of each step to the next."""
         pairs = zip(self.ticks, self.ticks[1:], strict=False)
         if GPU:
             torch.cuda.synchronize()
@@ -128,7 +128,7 @@ class Clock(hf.TrainerCallback):
 
 
 def train(model: nn.Module, case: Case, steps: int, callbacks: list[Any]) -> list[float]:
-    """The times of the steps of one training with the `Trainer`."""
+    """Train once with the `Trainer`, and return the milliseconds of each step."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "method .* overwrites")  # one model is trained in all ways; only times count
@@ -152,8 +152,8 @@ def train(model: nn.Module, case: Case, steps: int, callbacks: list[Any]) -> lis
 
 
 def counted(model: nn.Module, case: Case) -> dict[int, float]:
-    """FLOPs of a step, forward and backward, at each size: k layers, the first and the last among them."""
-    routed, found = attach(model), {}
+    """Return the FLOPs of a step, forward and backward, at each size k: the first k - 1 layers and the last."""
+    routed, costs = attach(model), {}
     batch = {name: value[None] for name, value in Rows(case, 1)[0].items()}
     model.set_attn_implementation("eager")  # type: ignore[operator]
     for size in sorted({size for stages in METHODS.values() for size in stages}):
@@ -161,14 +161,14 @@ def counted(model: nn.Module, case: Case) -> dict[int, float]:
         subnetwork = Subnetwork(tuple(float(layer in kept) for layer in range(routed.layers)))
         with FlopCounterMode(display=False) as counter, running(routed, subnetwork):
             model(**batch).loss.backward()
-        found[size] = float(counter.get_total_flops() * case.sequences)
+        costs[size] = float(counter.get_total_flops() * case.sequences)
         model.zero_grad()
     model.set_attn_implementation("sdpa")  # type: ignore[operator]
-    return found
+    return costs
 
 
 def callback(way: str) -> list[Any]:
-    """The callback of a way of training; stages of a method are equally long here."""
+    """Return the callbacks of a way of training; the stages of a method are equally long here."""
     method, _, compiled = way.partition(", ")
     if method == "no callback":
         return []
@@ -189,13 +189,13 @@ def measure(
     until: float,
     save: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Step times of every way: of full steps, and of each of a method's stages; what is measured is saved at once."""
+    """Time full steps and the steps of each stage in every way; save the result after each training."""
     model = case.make()
     flops = counted(model, case)
     times: dict[str, list[float]] = {}
     memory: dict[str, int] = {}
     plain = ["no callback", "full", *METHODS]
-    later = [f"{way}, compiled" for way in plain[1:]] if compiled else []  # last: the blocks stay compiled
+    later = [f"{way}, compiled" for way in plain[1:]] if compiled else []  # last, since blocks stay compiled
     for way in plain * rounds + later * rounds:
         if time.perf_counter() > until:
             print(f"{name}: no time left for {way}", flush=True)
@@ -229,20 +229,20 @@ def summary(values: list[float]) -> dict[str, float]:
 
 
 def speedups(flops: dict[int, float], medians: dict[str, float]) -> dict[str, float]:
-    """How much faster a run of each method is than full training: counted, and realised in each way."""
-    found = {}
+    """Return each method's speed-up over full training: counted, and realised in each way."""
+    ratios = {}
     for method, shares in METHODS.items():
-        found[f"counted, {method}"] = flops[LAYERS] / sum(flops[size] * share for size, share in shares.items())
+        ratios[f"counted, {method}"] = flops[LAYERS] / sum(flops[size] * share for size, share in shares.items())
         for way, baseline in ((method, "no callback"), (f"{method}, compiled", "full, compiled")):
             full, stages = f"{baseline}, {LAYERS} layers", {f"{way}, {size} layers": shares[size] for size in shares}
             if full in medians and stages.keys() <= medians.keys():
                 mean = sum(medians[label] * share for label, share in stages.items())
-                found[f"realised, {way} against {baseline}"] = medians[full] / mean
-    return found
+                ratios[f"realised, {way} against {baseline}"] = medians[full] / mean
+    return ratios
 
 
 def table(result: dict[str, Any]) -> str:
-    """One case for the terminal and for a page."""
+    """Format one case as Markdown, for the terminal and for a page."""
     flops = {int(size): value for size, value in result["flops"].items()}
     medians = {label: values["median"] for label, values in result["milliseconds"].items()}
     lines = [f"{result['case']}: {result['sequences']} sequences of {result['length']} tokens", ""]
@@ -267,21 +267,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=140, help="no way begins after so many")
     parser.add_argument("--tiny", action="store_true", help="tiny models, for a trial")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "trainer_speed.json")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     command = shlex.join(["python", "benchmarks/trainer_speed.py", *(arguments or sys.argv[1:])])
-    until, results = time.perf_counter() + given.seconds, dict[str, Any]()
-    cases = TINY_CASES if given.tiny else CASES
-    timing = {"steps": given.steps, "warm": given.warm, "rounds": given.rounds}
+    until, results = time.perf_counter() + options.seconds, dict[str, Any]()
+    cases = TINY_CASES if options.tiny else CASES
+    timing = {"steps": options.steps, "warm": options.warm, "rounds": options.rounds}
     versions = {package: version(package) for package in ("transformers", "accelerate")}
     described = {"command": command, "environment": {**environment(), **versions}}
 
     def save(result: dict[str, Any]) -> None:
         results[result["case"]] = result
         written = {**timing, "methods": METHODS, "cases": list(results.values()), **described}
-        given.out.write_text(json.dumps(written, indent=2) + "\n")
+        options.out.write_text(json.dumps(written, indent=2) + "\n")
 
-    for name in given.case or CASES:
-        measure(name, cases[name], **timing, compiled=given.compile, until=until, save=save)
+    for name in options.case or CASES:
+        measure(name, cases[name], **timing, compiled=options.compile, until=until, save=save)
         if name in results:
             print(table(results[name]), flush=True)
         gc.collect()

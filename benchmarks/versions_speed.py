@@ -1,12 +1,12 @@
-"""The speed of two versions of raptr, interleaved in one run: does a change cost anything?
+"""Compare the speed of two versions of raptr, interleaved in one run: does a change cost anything?
 
     python benchmarks/versions_speed.py --old TREE --new TREE --data FOLDER [--case bert/base:256x128] [--out FILE]
 
-TREE is a checkout (`git worktree add TREE COMMIT`), FOLDER made by `raptr prepare`. Each version runs in a process of
-its own, with its own training step (benchmarks/step_speed.py of that tree): full training, and RaPTr's first stage. The
-processes take turns in blocks of a few steps, in shuffled order, so that what the device does over time hits both
-alike. Written: milliseconds of every block, the median ratio of speeds (new over old, above 1 is faster), and the
-graphs that were compiled while the blocks were timed, which should be none.
+TREE is a checkout (`git worktree add TREE COMMIT`), FOLDER is made by `raptr prepare`. Each version runs in a process
+of its own, with its own training step (benchmarks/step_speed.py of that tree): full training, and RaPTr's first stage.
+The processes take turns in blocks of a few steps, in shuffled order, so that changes of the device's speed affect both
+alike. The result has the milliseconds of every block, the median ratio of speeds (new over old, above 1 is faster), and
+the number of graphs compiled during the timing, which should be 0.
 """
 
 import argparse
