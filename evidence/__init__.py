@@ -1,1 +1,1 @@
-"""The experiments that find out when a method pays: a queue of comparisons, and the script that takes them in order."""
+"""Experiments that find out when a method pays off: a queue of comparisons, and a script that runs them in order."""

@@ -1,15 +1,15 @@
-"""A run of a record once more, by an independent path: is a deficit the method's, or ours?
+"""Repeat runs of a record on an independent code path: is a deficit due to the method, or to our code?
 
     python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --jobs 2
 
 A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
 no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out, or
 copied, by `stepwise`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
-record. Its result goes to docs/results/evidence/control.json, beside the record's loss of the same seed. The two paths
-differ in their initial weights and in rounding, so they should agree as well as two seeds do.
+record. The result is written to docs/results/evidence/control.json, beside the record's loss for the same seed. The two
+paths differ in their initial weights and in rounding, so they should agree as well as two seeds do.
 
 `--jobs 2` makes two runs at once, each in a process of its own; a result is added when its run has ended. `--trial 200`
-makes 200 steps of each run, says how long the whole would take, and adds nothing.
+does 200 steps of each run, prints how long the whole would take, and adds nothing.
 """
 
 import json
@@ -38,12 +38,12 @@ from raptr.objectives.mlm import MaskedLM
 from raptr.train.run import environment
 
 ROOT = Path(__file__).resolve().parents[1]
-OFTEN = 10  # times that a run says how far it is
+OFTEN = 10  # progress messages of a run
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the record that is to be made once more."""
+    """A run of the record that is to be repeated."""
 
     entry: str
     config: Mapping[str, Any]
@@ -85,19 +85,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _made(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, float]]:
-    """Each run with its held-out loss, as it ends."""
+    """Yield each run with its held-out loss, as it ends."""
     if jobs == 1:
         for run in runs:
             yield run, train(run)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        made = {pool.submit(train, run): run for run in runs}
-        for ended in as_completed(made):
-            yield made[ended], ended.result()
+        futures = {pool.submit(train, run): run for run in runs}
+        for ended in as_completed(futures):
+            yield futures[ended], ended.result()
 
 
 def _add(path: Path, run: Run, loss: float, recorded: float | None) -> None:
-    """Add a result to the file."""
+    """Add a result to the file, and print it."""
     known = json.loads(path.read_text("utf-8")) if path.exists() else []
     result = {"entry": run.entry, "seed": run.seed, "peak": run.peak, "steps": run.config["train"]["steps"]}
     result |= {"loss": loss, "record": recorded, "environment": environment()}
@@ -107,7 +107,7 @@ def _add(path: Path, run: Run, loss: float, recorded: float | None) -> None:
 
 
 def train(run: Run) -> float:
-    """The held-out loss of the full model after a run of its own settings; a trial ends after its steps."""
+    """Train the model with the run's own settings, and return its held-out loss; a trial ends after its steps."""
     config, seed, store = run.config, run.seed, open_store(run.data)
     settings, size, length = config["train"], config["model"], config["data"]["length"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -117,27 +117,29 @@ def train(run: Run) -> float:
     steps = settings["steps"]
     decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     plain = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    given = config["optimizer"]
+    adamw = config["optimizer"]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": given["weight_decay"]}, {"params": plain, "weight_decay": 0.0}],
-        betas=(given["beta1"], given["beta2"]),
-        eps=given["epsilon"],
+        [{"params": decayed, "weight_decay": adamw["weight_decay"]}, {"params": plain, "weight_decay": 0.0}],
+        betas=(adamw["beta1"], adamw["beta2"]),
+        eps=adamw["epsilon"],
     )
-    own = {key: value for key, value in config["method"].items() if value is not None}
-    method = stepwise(model, own.pop("name"), steps=steps, seed=seed, optimizer=optimizer, **own)
+    method_settings = {key: value for key, value in config["method"].items() if value is not None}
+    method = stepwise(
+        model, method_settings.pop("name"), steps=steps, seed=seed, optimizer=optimizer, **method_settings
+    )
     objective = MaskedLM(store.vocabulary)
     data = TrainData(store, objective.window(length), settings["batch"], seed)
-    decay = math.ceil(round(given["decay"] * steps, 6))
+    decay = math.ceil(round(adamw["decay"] * steps, 6))
     for step in _told(run, steps):
-        rate = run.peak * min(1.0, (step + 1) / max(1, given["warmup"]), (steps - step) / max(1, decay))
+        rate = run.peak * min(1.0, (step + 1) / max(1, adamw["warmup"]), (steps - step) / max(1, decay))
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = objective.training(data.windows(step), seed).to(device)
         method.begin(step)
         loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
         method.end()
-        nn.utils.clip_grad_norm_(model.parameters(), given["clip"])
-        idle(optimizer, given["idle"])
+        nn.utils.clip_grad_norm_(model.parameters(), adamw["clip"])
+        idle(optimizer, adamw["idle"])
         optimizer.step()
         optimizer.zero_grad()
     held_out = EvalData(store, objective.window(length), settings["eval_samples"])
@@ -145,7 +147,7 @@ def train(run: Run) -> float:
 
 
 def _told(run: Run, steps: int) -> Iterator[int]:
-    """The steps of a run, or of its trial; says now and then how far it is and how long the rest takes."""
+    """Yield the steps of a run or of its trial; now and then, print the progress and the time left."""
     last = steps if run.trial is None else min(run.trial, steps)
     begun, every = time.monotonic(), max(1, last // OFTEN)
     for step in range(last):
@@ -157,7 +159,7 @@ def _told(run: Run, steps: int) -> Iterator[int]:
 
 
 def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> RobertaPreLayerNormForMaskedLM:
-    """The stock pre-LN encoder of these dimensions, without dropout."""
+    """Return the stock pre-LN encoder of these dimensions, without dropout."""
     padding = vocabulary["[PAD]"]
     return RobertaPreLayerNormForMaskedLM(
         RobertaPreLayerNormConfig(
@@ -166,7 +168,7 @@ def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int)
             num_hidden_layers=size["layers"],
             num_attention_heads=size["heads"],
             intermediate_size=size["mlp"],
-            max_position_embeddings=positions + padding + 1,  # positions count from there on
+            max_position_embeddings=positions + padding + 1,  # RoBERTa's positions begin after the padding id
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             pad_token_id=padding,
@@ -176,7 +178,7 @@ def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int)
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """The stock model's own loss, with labels at the masked positions only."""
+    """Return the stock model's own loss, with labels at the masked positions only."""
     with torch.autocast(batch.tokens_BS.device.type, torch.bfloat16, enabled=batch.tokens_BS.is_cuda):
         loss: Tensor = model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss
     return loss
@@ -186,7 +188,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 def evaluate(
     method: Steps, steps: int, objective: MaskedLM, held_out: EvalData, *, batch: int, device: torch.device
 ) -> float:
-    """The mean loss over the held-out windows, after `steps` steps."""
+    """Return the mean loss over the held-out windows, of the model as evaluated after `steps` steps."""
     total, count = 0.0, 0
     method.begin_evaluation(steps)
     for domain in held_out.domains:

@@ -2,8 +2,9 @@
 
     gap = a + b·log2(width) + c·log2(layers) + d·log2(tokens per weight)
 
-Fitted by least squares over the places where the method was measured, once there are more of them than numbers to fit
-and they differ in all three. One size is kept back to test it: its prediction is made without its measurement.
+It is fitted by least squares over the places where the method was measured, provided that there are more places than
+coefficients and that they differ in all three quantities. One size is kept back as a test: its gap is predicted without
+its measurement.
 """
 
 import math
@@ -15,20 +16,20 @@ import numpy as np
 
 from raptr.train.advice import Measured, named, scaled
 
-METHODS: tuple[Mapping[str, Any], ...] = (  # as they are at 12 layers
+METHODS: tuple[Mapping[str, Any], ...] = (  # their settings at 12 layers
     {"name": "raptr", "schedule": "6-8-10-12"},
     {"name": "stacking", "schedule": "6-8-10-12"},
     {"name": "progressive-stacking", "schedule": "3-6-12", "lengths": "equal", "average": 9.0},
 )
-LAYERS = 12  # of these schedules
+LAYERS = 12  # the depth of the models that these schedules are for
 KEPT_BACK = (8, 384)  # layers and width of the size that the law is tested on
 KEPT_BACK_LENGTH = 13.4  # its tokens per weight in evidence/kept-back-8x384.yaml
-NUMBERS = 4  # that are fitted
+NUMBERS = 4  # coefficients that are fitted
 
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law: the constant and the change of the gap with each doubling; the largest error at a fitted place."""
+    """A fitted law: the constant, the change of the gap with each doubling, and the largest error at a fitted place."""
 
     constant: float
     width: float
@@ -37,19 +38,19 @@ class Law:
     error: float
 
     def gap(self, layers: int, width: int, tokens_per_weight: float) -> float:
-        """The predicted difference in held-out loss to full training with the same FLOPs."""
+        """Return the predicted difference in held-out loss to full training with the same FLOPs."""
         terms = np.array(_terms(layers, width, tokens_per_weight))
         return float(terms @ [self.constant, self.width, self.layers, self.tokens_per_weight])
 
 
 def of_method(method: Mapping[str, Any], rows: Iterable[Measured]) -> list[Measured]:
-    """The measurements of a method at its relative depths, on BERT with its usual initial weights."""
+    """Return a method's measurements at its relative depths, on BERT with its usual initial weights."""
     usual = [row for row in rows if (row.place.family, row.place.init) == ("bert", "bert")]
     return [row for row in usual if row.method == scaled(method, row.place.layers / LAYERS, 1.0)]
 
 
 def fitted(rows: Sequence[Measured]) -> Law | None:
-    """The law over these measurements; None where they do not determine it."""
+    """Return the law over these measurements, or None if they do not determine it."""
     places = [row.place for row in rows]
     matrix = np.array([_terms(place.layers, place.width, place.tokens_per_weight) for place in places])
     if len(rows) <= NUMBERS or np.linalg.matrix_rank(matrix, tol=1e-6) < NUMBERS:
@@ -61,14 +62,16 @@ def fitted(rows: Sequence[Measured]) -> Law | None:
 
 
 def described(rows: Sequence[Measured]) -> str:
-    """The law of each method in a paragraph, or what is missing for it."""
-    said = []
+    """Return a Markdown list with each method's law, or what is missing for it."""
+    lines = []
     for method in METHODS:
-        own = of_method(method, rows)
-        kept = [row for row in own if (row.place.layers, row.place.width) == KEPT_BACK]
-        law = fitted([row for row in own if row not in kept])
-        said.append(f"- **{named(method)}**: " + (_missing(own) if law is None else _found(law, kept, len(own))))
-    return "\n".join(said)
+        measured = of_method(method, rows)
+        kept = [row for row in measured if (row.place.layers, row.place.width) == KEPT_BACK]
+        law = fitted([row for row in measured if row not in kept])
+        lines.append(
+            f"- **{named(method)}**: " + (_missing(measured) if law is None else _found(law, kept, len(measured)))
+        )
+    return "\n".join(lines)
 
 
 def _found(law: Law, kept: Sequence[Measured], count: int) -> str:

@@ -1,4 +1,4 @@
-"""What the committed records say about each method: the rows of `raptr.train.advice`, and of the page about them."""
+"""What the committed records measure of each method: rows for `raptr.train.advice` and for the page which-method."""
 
 import json
 from collections import Counter
@@ -19,31 +19,34 @@ from raptr.train.idle import needed
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS = read_queue(ROOT / QUEUE)
 SOURCES = {item.name: str(item.record) for item in ITEMS} | {"compare": "docs/results/compare.json"}
-DECAY = 0.25  # of the runs that advice rests on: the default
-EPOCHS = 5.0  # of full training; with more, repetition of the text is a part of what is measured
+DECAY = 0.25  # decay of the runs that advice rests on: the default
+EPOCHS = 5.0  # most epochs of full training; with more, the repetition of text would influence the result
 
 
 def read_records() -> dict[str, Any]:
-    """The records by name; None for one that is not there yet."""
+    """Return the records by name; None for a record that does not exist yet."""
     paths = {name: ROOT / path for name, path in SOURCES.items()}
     return {name: json.loads(path.read_text("utf-8")) if path.exists() else None for name, path in paths.items()}
 
 
 def measurements(records: Mapping[str, Any]) -> list[Measured]:
-    """A row for each method at each place; of the same one in several records, that with equal terms and more seeds."""
-    found: dict[str, Measured] = {}
+    """Return a row for each method at each place.
+
+    If several records measure the same, the row comes from the one with equal terms and then with more seeds.
+    """
+    best: dict[str, Measured] = {}
     for name, record in records.items():
         for row in [] if record is None else _rows(name, record):
             key = json.dumps([asdict(row.place), row.method], sort_keys=True)
-            known = found.get(key)
+            known = best.get(key)
             if known is None or (known.older, -known.to_full.seeds) > (row.older, -row.to_full.seeds):
-                found[key] = row
-    return list(found.values())
+                best[key] = row
+    return list(best.values())
 
 
 def full_training(records: Mapping[str, Any]) -> dict[Place, Difference]:
-    """How far full training of all steps ends below that with the FLOPs of the other entries, by place."""
-    found: dict[Place, tuple[tuple[bool, int], Difference]] = {}
+    """Return, by place, how far full training of all steps ends below that with the FLOPs of the other entries."""
+    best: dict[Place, tuple[tuple[bool, int], Difference]] = {}
     for name, record in records.items():
         if record is None or not _rows(name, record):
             continue
@@ -51,18 +54,18 @@ def full_training(records: Mapping[str, Any]) -> dict[Place, Difference]:
         configs = {label: _config(record, label) for label in (FULL, REDUCED)}
         difference, place = _difference(full.to_reduced), _place(configs[FULL])
         order = (_older(configs), -difference.seeds)
-        if place not in found or order < found[place][0]:
-            found[place] = (order, difference)
-    return {place: difference for place, (_, difference) in found.items()}
+        if place not in best or order < best[place][0]:
+            best[place] = (order, difference)
+    return {place: difference for place, (_, difference) in best.items()}
 
 
 def packaged(records: Mapping[str, Any]) -> str:
-    """The content of src/raptr/train/measured.json."""
+    """Return the content of src/raptr/train/measured.json."""
     return "[\n" + ",\n".join(json.dumps(_rounded(asdict(row))) for row in measurements(records)) + "\n]\n"
 
 
 def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
-    """The entries of a record that advice can rest on, each at its best learning rate."""
+    """Return the entries of a record that advice can rest on, each at its best learning rate."""
     table = read_rows(record)
     final, rates = {row.label: row for row in finals(table)}, Counter(row.label for row in table)
     widened = record["comparison"].get("widen", False)
@@ -70,14 +73,14 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
     configs = {label: _config(record, label) for label in whole}
     if not {FULL, REDUCED} <= configs.keys() or not _usual(record, configs[FULL]):
         return []
-    made = []
+    rows = []
     for label, config in configs.items():
         row = final[label]
         if label in (FULL, REDUCED) or not _alike(config, configs[FULL]):
             continue
         assert row.loss is not None
         assert row.flops is not None
-        made.append(
+        rows.append(
             Measured(
                 record=name,
                 entry=label,
@@ -92,18 +95,18 @@ def _rows(name: str, record: Mapping[str, Any]) -> list[Measured]:
                 older=_older(configs),
             )
         )
-    return made
+    return rows
 
 
 def searched(row: Row, rates: int, *, widened: bool) -> bool:
-    """Whether the search for the entry's learning rate has ended, with its best rate inside the grid."""
+    """Return whether the search for the entry's learning rate has ended, with its best rate inside the grid."""
     return row.best and row.loss is not None and not row.edge and (rates >= LEAST or not widened)
 
 
 def _usual(record: Mapping[str, Any], full: Config) -> bool:
-    """Whether the comparison is of plain models, at equal FLOPs, with the usual decay, on text not repeated too often.
+    """Return whether the comparison is of plain models at equal FLOPs, with the usual decay and few epochs (EPOCHS).
 
-    One that judges models by tasks has its learning rates from others, so advice rests on those.
+    A comparison that judges models by tasks takes its learning rates from others, so advice rests on those.
     """
     if "evaluate" in record["comparison"]:
         return False
@@ -114,12 +117,12 @@ def _usual(record: Mapping[str, Any], full: Config) -> bool:
 
 
 def _older(configs: Mapping[str, Config]) -> bool:
-    """Whether runs decayed over as many steps, not over the same fraction of their own."""
+    """Return whether all runs decayed over the same number of steps, not over the same fraction of their own."""
     return configs[REDUCED].optimizer.decay != configs[FULL].optimizer.decay
 
 
 def _alike(config: Config, full: Config) -> bool:
-    """Whether an entry differs from full training in nothing but its method, its steps and its learning rate."""
+    """Return whether an entry differs from full training only in its method, its steps and its learning rate."""
     same = replace(config.optimizer, peak=full.optimizer.peak, decay=full.optimizer.decay, idle=None)
     usual = config.idle(method := config.make_method()) == needed(method)
     return (
@@ -144,7 +147,7 @@ def _difference(mean: Mean | None) -> Difference:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with six digits: enough to choose by, and the same on every machine."""
+    """Round numbers to six digits: enough to choose by, and the same on every machine."""
     if isinstance(value, dict):
         return {key: _rounded(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

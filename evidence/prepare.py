@@ -1,11 +1,11 @@
-"""Prepare the text of the comparisons: one folder for each objective, and one domain for the runs of repetition.
+"""Prepare the text of the comparisons: a folder for each objective, and one of a single domain for runs that repeat it.
 
     python -m evidence.prepare TEXT [--more TEXT] [--out FOLDER]
 
-TEXT has DOMAIN.train.jsonl.xz and DOMAIN.valid.jsonl.xz of each domain of docs/results/corpus.md. The folders are
-corpus, corpus-causal and corpus-ul2, made at the same time, and then corpus-arxiv with the tokenizer of corpus. With
---more, a folder of DOMAIN.train.*.jsonl.xz of other domains, there is corpus-wide too: the training text of both, of
-which 2% is held out, with the same tokenizer. What is there and whole is left alone.
+TEXT has DOMAIN.train.jsonl.xz and DOMAIN.valid.jsonl.xz for each domain of docs/results/corpus.md. The folders are
+corpus, corpus-causal and corpus-ul2, which are prepared at the same time, and then corpus-arxiv with the tokenizer of
+corpus. --more is a folder of DOMAIN.train.*.jsonl.xz of other domains; with it, corpus-wide is prepared too: the
+training text of both, of which 2% is held out, with the same tokenizer. Complete folders are left alone.
 """
 
 import subprocess
@@ -24,31 +24,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("text", type=Path, help="the folder with the text of docs/results/corpus.md")
     parser.add_argument("--more", type=Path, help="a folder with more text for training, for corpus-wide")
     parser.add_argument("--out", type=Path, default=Path(), help="where the folders go (here)")
-    given = parser.parse_args(arguments)
-    missing = [path for domain in DOMAINS for path in _files(given.text, domain) if not path.is_file()]
+    options = parser.parse_args(arguments)
+    missing = [path for domain in DOMAINS for path in _files(options.text, domain) if not path.is_file()]
     if missing:
-        parser.error(f"text is {given.text}, but there is no {missing[0].name} in it")
-    added = [] if given.more is None else sorted(given.more.glob("*.train.*.jsonl.xz"))
-    if given.more is not None and not added:
-        parser.error(f"more is {given.more}, but there is no DOMAIN.train.*.jsonl.xz in it")
+        parser.error(f"text is {options.text}, but there is no {missing[0].name} in it")
+    added = [] if options.more is None else sorted(options.more.glob("*.train.*.jsonl.xz"))
+    if options.more is not None and not added:
+        parser.error(f"more is {options.more}, but there is no DOMAIN.train.*.jsonl.xz in it")
     names = list(dict.fromkeys(file.name.split(".", 1)[0] for file in added))
     if both := [name for name in names if name in DOMAINS]:
-        parser.error(f"more is {given.more}, with {both[0]}, which the other text has too; rename its files")
+        parser.error(f"more is {options.more}, with {both[0]}, which the other text has too; rename its files")
     trained = ["--vocabulary", str(VOCABULARY)]
     _prepare(
-        [*trained, "--out", str(given.out / "corpus"), *_data(given.text, DOMAINS)],
+        [*trained, "--out", str(options.out / "corpus"), *_data(options.text, DOMAINS)],
         *(
-            [*trained, "--objective", name, "--out", str(given.out / f"corpus-{name}"), *_data(given.text, DOMAINS)]
+            [*trained, "--objective", name, "--out", str(options.out / f"corpus-{name}"), *_data(options.text, DOMAINS)]
             for name in ("causal", "ul2")
         ),
     )
-    tokenizer = ["--tokenizer", str(given.out / "corpus")]
-    _prepare([*tokenizer, "--out", str(given.out / "corpus-arxiv"), *_data(given.text, ["arxiv"])])
+    tokenizer = ["--tokenizer", str(options.out / "corpus")]
+    _prepare([*tokenizer, "--out", str(options.out / "corpus-arxiv"), *_data(options.text, ["arxiv"])])
     if added:
-        text = {domain: _files(given.text, domain)[0] for domain in DOMAINS}
-        text |= {domain: given.more / f"{domain}.train.*" for domain in names}
+        text = {domain: _files(options.text, domain)[0] for domain in DOMAINS}
+        text |= {domain: options.more / f"{domain}.train.*" for domain in names}
         wide = [option for domain, path in text.items() for option in ("--data", f"{domain}={path}")]
-        _prepare([*tokenizer, "--out", str(given.out / "corpus-wide"), *wide])
+        _prepare([*tokenizer, "--out", str(options.out / "corpus-wide"), *wide])
 
 
 def _files(text: Path, domain: str) -> tuple[Path, Path]:
@@ -56,15 +56,15 @@ def _files(text: Path, domain: str) -> tuple[Path, Path]:
 
 
 def _data(text: Path, domains: Sequence[str]) -> list[str]:
-    given = []
+    options = []
     for domain in domains:
         train, valid = _files(text, domain)
-        given += ["--data", f"{domain}={train}", "--valid", f"{domain}={valid}"]
-    return given
+        options += ["--data", f"{domain}={train}", "--valid", f"{domain}={valid}"]
+    return options
 
 
 def _prepare(*commands: Sequence[str]) -> None:
-    """Run `raptr prepare` with each list of options, all at once."""
+    """Run `raptr prepare` with each list of options, all at the same time."""
     running = [subprocess.Popen([sys.executable, "-m", "raptr", "prepare", *command]) for command in commands]
     if failed := [process.args for process in running if process.wait()]:
         sys.exit(f"{len(failed)} of {len(running)} commands failed")

@@ -1,4 +1,4 @@
-"""The queue of comparisons (queue.yaml): which there are, where their records lie, and how far each one is."""
+"""The queue of comparisons (queue.yaml): their questions, files and records, and how far each one has come."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from raptr.strict_yaml import read_yaml
 
 QUEUE = Path("evidence/queue.yaml")
 RECORDS = Path("docs/results/evidence")
-CORPUS = "corpus"  # how comparisons name the text that is prepared for masked language modelling
+CORPUS = "corpus"  # name of the text for masked language modelling in the comparisons' files
 # FLOPs a second by width: seven runs at once on an NVIDIA H200, 12 layers, 32,768 tokens a step in sequences of 64.
-# These are 7.0, 3.3 and 0.83 million tokens a second of full training.
+# In full training these are 7.0, 3.3 and 0.83 million tokens a second.
 SPEED = {128: 1.14e14, 256: 2.01e14, 768: 4.34e14}
-LEAST = 3  # learning rates that a widened grid has
+LEAST = 3  # least number of learning rates in a widened grid
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,32 @@ class Item:
 
     name: str
     question: str
-    means: str  # what each outcome would say
+    means: str  # what each outcome would mean
     file: Path
     record: Path
-    held: bool = False  # not taken with the others: its own command runs it
+    held: bool = False  # not run with the others, only by its own command
 
     def spec(self, data: Path | None) -> dict[str, Any]:
-        """The comparison's content with its text at `data`; None: nowhere, to plan without it and without tasks."""
+        """Return the comparison's content with its text at `data`; None: without text and tasks, to plan only."""
         settings, source = self.given["settings"], None if data is None else str(self.text(data))
         spec = {**self.given, "settings": {**settings, "data": {**settings["data"], "source": source}}}
         return {key: value for key, value in spec.items() if data is not None or key != "evaluate"}
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The comparison's file, read once: all items look at each other's."""
+        """The content of the comparison's file, read only once, since all items look at each other's."""
         return read_file(self.file)
 
     def text(self, data: Path) -> Path:
-        """Where the comparison's text is: for one that names `corpus-causal`, beside `data` as DATA-causal."""
+        """Return the folder of the comparison's text.
+
+        It is `data` for one that names `corpus`, and DATA-causal, beside `data`, for one that names `corpus-causal`.
+        """
         source = self.source
         return data.with_name(data.name + source.removeprefix(CORPUS)) if source.startswith(CORPUS) else data
 
     def ready(self, data: Path) -> bool:
-        """Whether its text is there and, where models are judged by tasks, the tasks' folder."""
+        """Return whether its text exists and, if models are judged by tasks, the tasks' folders too."""
         judged = self.given.get("evaluate", {})
         return self.text(data).exists() and all(Path(section["data"]).exists() for section in judged.values())
 
@@ -58,17 +61,17 @@ class Item:
 
     @property
     def source(self) -> str:
-        """What the comparison calls its text."""
+        """The name of the text in the comparison's file."""
         return str(self.given["settings"]["data"]["source"])
 
     def asked(self, items: Sequence["Item"], data: Path, out: Path) -> Asked:
-        """What to run; runs that other records of the queue have are taken from there."""
+        """Return what to run; runs that other records of the queue have are taken from there."""
         return Asked(self.spec(data), out / self.name, self.record, _others(self, items))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a comparison is; `seconds` is what is left, estimated."""
+    """How far a comparison has come; `seconds` is the estimated time that is left."""
 
     finished: int
     planned: int
@@ -82,12 +85,12 @@ class Standing:
 
 
 def read_queue(path: Path = QUEUE) -> list[Item]:
-    """The comparisons, the most useful first."""
+    """Return the comparisons, the most useful first."""
     return [_item(entry) for entry in read_yaml(path, "queue")]
 
 
 def standing(item: Item, items: Sequence[Item], out: Path, data: Path | None = None) -> Standing:
-    """Where a comparison is by the records and its run folders; without its text a vocabulary of 8,192 is assumed."""
+    """Return how far a comparison has come, by its record and runs; without its text, assume a vocabulary of 8,192."""
     try:
         comparison = read_comparison(item.spec(data if data is not None and item.ready(data) else None))
         progress = Progress(comparison, out / item.name, None, record=item.record, others=_others(item, items))
@@ -105,14 +108,14 @@ def _item(entry: Mapping[str, Any]) -> Item:
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
-    """The records of the other comparisons on the same text; none for one that needs the models themselves."""
+    """Return the records of the other comparisons on the same text; none for one that needs the models themselves."""
     if item.judges:
         return ()
     return tuple(other.record for other in items if other != item and other.source == item.source)
 
 
 def _expected(comparison: Comparison, progress: Progress) -> float:
-    """FLOPs of runs that are not wanted yet but will be: more learning rates, and other seeds at the best one."""
+    """Return the FLOPs of runs that will be wanted later: more learning rates, and other seeds at the best one."""
     tried: dict[str, set[float]] = {}
     seeds: dict[str, set[int]] = {}
     for run in (one.run for one in progress.wanted_runs()):
@@ -127,6 +130,6 @@ def _expected(comparison: Comparison, progress: Progress) -> float:
 
 
 def _speed(comparison: Comparison) -> float:
-    """FLOPs a second, as measured for the width that is nearest."""
+    """Return FLOPs per second, as measured at the nearest width."""
     width = comparison.entries[0].config.mapping()["model"]["width"]
     return SPEED[min(SPEED, key=lambda measured: max(measured / width, width / measured))]

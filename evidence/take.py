@@ -1,9 +1,8 @@
-"""Take the next comparisons of the queue, for so many minutes: `python -m evidence.take --minutes 9 --jobs 7`.
+"""Run the next comparisons of the queue, for some minutes: `python -m evidence.take --minutes 9 --jobs 7`.
 
-Runs are made in the order of the queue, `--jobs` at once, and each one that ends is written to its comparison's record
-(docs/results/evidence/). When the minutes are over, or at SIGTERM or Ctrl-C, runs are saved where they are; the same
-command goes on with them, on the same machine. On another machine only the records count. Nothing that is in a record
-is run again.
+Runs are made in the order of the queue, `--jobs` at once. Each finished run is written to its comparison's record
+(docs/results/evidence/). When the minutes are over, or at SIGTERM or Ctrl-C, unfinished runs are saved; the same
+command resumes them, on the same machine. On another machine only the records count. Nothing in a record is run again.
 """
 
 import sys
@@ -42,20 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def take(items: Sequence[Item], options: Namespace) -> None:
-    """Run what is left until the minutes are over."""
+    """Run the unfinished comparisons until the minutes are over."""
     if environment()["commit"] is None:
         raise ValueError(
             "the commit is not known, and every record names it. Set RAPTR_COMMIT, or run in a git checkout."
         )
-    there = [item for item in items if item.ready(options.data)]
-    _check_data(there, options.data)
+    ready = [item for item in items if item.ready(options.data)]
+    _check_data(ready, options.data)
     stop = StopRequest()
     clock = Timer(60 * options.minutes, _ask, [stop])
     clock.daemon = True
     clock.start()
     try:
         stands = _stands(items, options)
-        left = [item for item in there if not item.held and not _settled(stands[item.name])]
+        left = [item for item in ready if not item.held and not _settled(stands[item.name])]
         asked = [item.asked(items, options.data, options.out) for item in left]
         compare_all(asked, device=options.device, keep_models=options.keep_models, jobs=options.jobs, stop=stop)
     finally:
@@ -63,7 +62,7 @@ def take(items: Sequence[Item], options: Namespace) -> None:
 
 
 def table(items: Sequence[Item], stands: dict[str, Standing]) -> Table:
-    """Where the queue stands, with the time up to the end of each comparison that `take` would run."""
+    """Return the state of the queue, with the time until the end of each comparison that `take` would run."""
     shown = Table(box=SIMPLE, caption="GPU time is estimated for one H200 with seven runs at once.")
     shown.add_column("comparison", no_wrap=True)
     for column in ("runs", "GPU time left", "with those above"):
@@ -89,7 +88,7 @@ def _settled(stand: Standing) -> bool:
 
 def _check_data(items: Sequence[Item], data: Path) -> None:
     """Refuse text other than that of the records: losses would not compare, and full training would run again."""
-    open_store(data)  # a sentence where it is no such folder
+    open_store(data)  # raises a clear error if this is not a prepared folder
     for item in items:
         record, fingerprint = load_record(item.record), open_store(item.text(data)).fingerprint
         if record is not None and record["data"]["fingerprint"] != fingerprint:
