@@ -1,4 +1,4 @@
-"""Pretrain a small Llama with Hugging Face's Trainer, as its language-modelling example does; marked lines are raptr's.
+"""Pretrain a small Llama with Hugging Face's Trainer, as its language-modelling example does; raptr's lines are marked.
 
 python examples/hf_trainer.py OUTPUT_FOLDER     (half a minute on one core)
 """
@@ -16,7 +16,7 @@ LENGTH = 64
 
 
 def rows(text: str) -> list[dict[str, torch.Tensor]]:
-    """The text's bytes in rows of equal length; the labels are the same, the model shifts them."""
+    """Return the text's bytes in rows of equal length; the labels are the same tokens, since the model shifts them."""
     tokens = torch.tensor(list(text.encode()))
     blocks = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
     return [{"input_ids": block, "labels": block} for block in blocks]

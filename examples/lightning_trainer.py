@@ -1,4 +1,4 @@
-"""Pretrain a small Llama with Lightning; marked lines are raptr's.
+"""Pretrain a small Llama with Lightning; raptr's lines are marked.
 
 python examples/lightning_trainer.py OUTPUT_FOLDER     (half a minute on one core)
 """
@@ -28,15 +28,15 @@ class LanguageModel(LightningModule):
         self.model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=LENGTH, **sizes))
 
     def training_step(self, tokens: Tensor, _index: int) -> Any:
-        """The loss of the layers that run in this step."""
+        """Return the loss of the layers that run in this step."""
         return self.model(input_ids=tokens, labels=tokens).loss
 
     def validation_step(self, tokens: Tensor, _index: int) -> None:
-        """The loss of the model as the method judges it."""
+        """Log the held-out loss of the layers that the method evaluates."""
         self.log("held_out_loss", self.model(input_ids=tokens, labels=tokens).loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer for all parameters."""
+        """Return one optimizer for all parameters."""
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 

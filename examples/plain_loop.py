@@ -1,4 +1,4 @@
-"""Pretrain a small Llama in a plain PyTorch loop, with accumulated gradients; marked lines are raptr's.
+"""Pretrain a small Llama in a plain PyTorch loop, with accumulated gradients; raptr's lines are marked.
 
 python examples/plain_loop.py     (half a minute on one core)
 """

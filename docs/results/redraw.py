@@ -1,14 +1,14 @@
-"""Draw every figure and table of these pages and of README.md again, from the records: `make results`.
+"""Redraw every figure and table of these pages and of README.md from the records: `make results`.
 
-Also write what `--method auto` chooses by (src/raptr/train/measured.json), from the same records.
+Also write src/raptr/train/measured.json, by which `--method auto` chooses, from the same records.
 
-A page marks a table by two lines; what stands between them is written here:
+A page marks a table by two lines; this script writes what is between them:
 
     <!-- table: NAME -->
     <!-- end -->
 
-To add a page: write a module in `pages/` with a `Page`, and list it in `PAGES`. A record that is not there is None for
-the functions that use it, so that a page can say what is still missing. Writing twice changes nothing.
+To add a page, write a module in `pages/` with a `Page`, and list it in `PAGES`. A missing record is None for the
+functions that use it, so that a page can say what was not measured yet. A second run changes nothing.
 """
 
 import json
@@ -60,30 +60,30 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def records(page: Page) -> dict[str, Any]:
-    """The page's records by name; None for one that is not there."""
+    """Return the page's records by name; None for a missing one."""
     paths = {name: ROOT / path for name, path in page.records.items()}
     return {name: json.loads(path.read_text("utf-8")) if path.exists() else None for name, path in paths.items()}
 
 
 def redrawn(page: Page, text: str) -> str:
-    """The page's text with every table made anew."""
+    """Return the page's text with every table written anew; its marks and the page's functions must agree."""
     marked = [name for _, name, _ in BLOCK.findall(text)]
     if sorted(marked) != sorted(page.tables):
         raise ValueError(f"{page.name}.md marks the tables {sorted(marked)}; its functions are {sorted(page.tables)}")
-    found = records(page)
-    tables = {name: table(found) for name, table in page.tables.items()}
+    page_records = records(page)
+    tables = {name: table(page_records) for name, table in page.tables.items()}
     return BLOCK.sub(lambda block: f"{block[1]}\n{tables[block[2]]}\n\n{block[3]}", text)
 
 
 def main() -> None:
-    """Write what has changed, and say so."""
+    """Write the files that have changed, and print their paths."""
     _write(MEASURED, packaged(read_records()).encode())
     for page in PAGES:
         path = (DOCS / f"{page.name}.md").resolve()
         _write(path, redrawn(page, path.read_text("utf-8")).encode())
-        found = records(page)
+        page_records = records(page)
         for name, draw in page.figures.items():
-            figure = draw(found)
+            figure = draw(page_records)
             if figure is not None:
                 image = BytesIO()
                 figure.savefig(image, format="png", dpi=150, metadata={"Software": None})

@@ -1,6 +1,6 @@
-"""The page about the axes beside depth: heads, the MLP's width, and several at once.
+"""The page about the axes besides depth: heads, the MLP's width, and several at once.
 
-A table has every entry of its comparison's file, so that the page says by itself what was not run yet.
+A table has every entry of its comparison's file, so that the page itself says what was not run yet.
 """
 
 from collections import Counter
@@ -38,13 +38,13 @@ CELLS = ("steps", "held-out loss", "seeds", "to full", "to reduced")
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a comparison, and what its runs at the best learning rate came to; `row` is None without any."""
+    """An entry of a comparison, and the results of its runs at the best learning rate; without runs, `row` is None."""
 
     label: str
     method: Mapping[str, Any]  # as in the comparison's file
     row: Row | None = None
     runs: tuple[Outcome, ...] = ()
-    ended: bool = False  # the search for its learning rate
+    ended: bool = False  # whether the search for its learning rate has ended
 
     @property
     def to_reduced(self) -> Mean | None:
@@ -57,19 +57,19 @@ class Entry:
 
 
 def _entries(name: str, records: Records) -> dict[str, Entry]:
-    """The entries of a comparison's file, and reduced full training, with their runs."""
+    """Return the entries of a comparison's file, and full and reduced full training, with their runs."""
     methods: dict[str, Any] = {FULL: {"name": FULL}, REDUCED: {"name": FULL}} | _given(name)["entries"]
     record = records[name]
     if record is None:
         return {label: Entry(label, method) for label, method in methods.items()}
     rows, outcomes = read_rows(record), read_outcomes(record)
     best, rates = {row.label: row for row in finals(rows)}, Counter(row.label for row in rows)
-    found = {}
+    entries = {}
     for label, method in methods.items():
         row = best.get(label)
         runs = tuple(runs_at(outcomes, label, row.peak)) if row else ()
-        found[label] = Entry(label, method, row, runs, row is not None and searched(row, rates[label], widened=True))
-    return found
+        entries[label] = Entry(label, method, row, runs, row is not None and searched(row, rates[label], widened=True))
+    return entries
 
 
 @cache
@@ -78,19 +78,19 @@ def _given(name: str) -> dict[str, Any]:
 
 
 def _model(size: str, records: Records) -> Mapping[str, Any] | None:
-    """The model of the comparisons of a size; None: none was run."""
+    """Return the model of the comparisons of a size, or None if none was run."""
     own = [record for name, record in records.items() if name.endswith(f"-{size}")]
     run = [record["configs"][FULL]["model"] for record in own if record is not None and FULL in record["configs"]]
     return run[0] if run else None
 
 
 def _by_size(made: Callable[[str, Mapping[str, Any], Records], str]) -> Callable[[Records], str]:
-    """What is said or shown of each model that was run, under its name where there are several."""
+    """Apply `made` to each model that was run, and put the models' names above if there are several."""
 
     def every(records: Records) -> str:
-        there = {size: model for size in SIZES if (model := _model(size, records))}
-        heads = [f"**{_named(model)}**\n\n" if len(there) > 1 else "" for model in there.values()]
-        shown = [head + made(size, model, records) for head, (size, model) in zip(heads, there.items(), strict=True)]
+        models = {size: model for size in SIZES if (model := _model(size, records))}
+        heads = [f"**{_named(model)}**\n\n" if len(models) > 1 else "" for model in models.values()]
+        shown = [head + made(size, model, records) for head, (size, model) in zip(heads, models.items(), strict=True)]
         return "\n\n".join(shown) or "**Not run yet.**"
 
     return every
@@ -101,7 +101,7 @@ def _named(model: Mapping[str, Any]) -> str:
 
 
 def answer(size: str, model: Mapping[str, Any], records: Records) -> str:
-    """Where RaPTr and MSG's growth ended on each axis, and the lowest of several axes."""
+    """Say where RaPTr and MSG's growth ended on each axis, and which entry of several axes ended lowest."""
     lines = [f"At {_named(model)}, compared with full training with the same FLOPs:", ""]
     for axis, name in AXES.items():
         entries = _entries(f"{axis}-{size}", records)
@@ -121,19 +121,19 @@ def answer(size: str, model: Mapping[str, Any], records: Records) -> str:
 
 
 def _ended(entry: Entry) -> str:
-    """How far from full training with the same FLOPs, and what keeps that from being final."""
+    """Say how far an entry ended from full training with the same FLOPs, and why that may not be final."""
     value = entry.to_reduced
     if value is None:
         return "was not run yet"
-    said = ["one seed, preliminary"] if value.n == 1 else []
-    said += [] if entry.ended else ["learning rate still searched"]
+    caveats = ["one seed, preliminary"] if value.n == 1 else []
+    caveats += [] if entry.ended else ["learning rate still searched"]
     side = "below" if value.mean < 0 else "above"
-    caveat = f" ({'; '.join(said)})" if said else ""
+    caveat = f" ({'; '.join(caveats)})" if caveats else ""
     return f"{with_interval(abs(value.mean), value.interval)} {side}{caveat}"
 
 
 def paper(size: str, model: Mapping[str, Any], records: Records) -> str:
-    """The paper's two comparisons, with its losses."""
+    """Tabulate the paper's two comparisons, with its losses."""
     lines = []
     for axis in AXES:
         for entry in _entries(f"{axis}-{size}", records).values():
@@ -144,7 +144,7 @@ def paper(size: str, model: Mapping[str, Any], records: Records) -> str:
 
 
 def joint(size: str, model: Mapping[str, Any], records: Records) -> str:
-    """Several axes at once beside depth alone, for each budget."""
+    """Compare several axes at once with depth alone, for each budget."""
     shown = []
     for kind, share in JOINT.items():
         name = f"{kind}-{size}"
@@ -161,7 +161,7 @@ def joint(size: str, model: Mapping[str, Any], records: Records) -> str:
 
 
 def scale(size: str, _model: Mapping[str, Any], records: Records) -> str:
-    """The exponents of the scale, beside no scale, paired by seed."""
+    """Compare the exponents of the scale with no scale, paired by seed."""
     entries = _entries(f"scale-{size}", records)
     own = {entry.method["width_exponent"]: entry for entry in entries.values() if "width_exponent" in entry.method}
     none, lines = own[0.0], []
@@ -187,14 +187,14 @@ def _cells(entry: Entry) -> list[str]:
 
 
 def _sizes(entry: Entry, model: Mapping[str, Any]) -> str:
-    """The sizes of the stages on each axis; of the MLP its width."""
+    """Return the sizes of the stages on each axis; for the MLP, its width."""
     method, parts = entry.method, entry.method.get("parts")
     sizes = {"layers": method.get("schedule"), "heads": method.get("heads"), "MLP": parts and _width(parts, model)}
     return ", ".join(f"{axis} {text}" for axis, text in sizes.items() if text) or "all"
 
 
 def _width(parts: str, model: Mapping[str, Any]) -> str:
-    """The MLP's width in each stage, of sizes that count parts or dimensions."""
+    """Return the MLP's width in each stage, from sizes that count parts or dimensions."""
     sizes = [int(size) for size in parts.split("-")]
     return "-".join(str(size * model["mlp"] // sizes[-1]) for size in sizes)
 
@@ -204,7 +204,7 @@ def _shown(value: Mean | None) -> str:
 
 
 def picture(records: Records) -> Figure | None:
-    """Each entry's loss less that of full training with the same FLOPs: a column for each model, a panel a budget."""
+    """Draw each entry's loss less that of full training with the same FLOPs: a column per model, a panel per budget."""
     sizes = [size for size in SIZES if _model(size, records)]
     panels = [[_drawn(kinds, size, records) for size in sizes] for kinds in PANELS]
     panels = [row for row in panels if any(entries for _, entries in row)]
@@ -234,18 +234,18 @@ def picture(records: Records) -> Figure | None:
 
 
 def _drawn(kinds: Sequence[str], size: str, records: Records) -> tuple[str, list[Entry]]:
-    """The comparison that a panel's budget is of, and its entries that were run, the best first."""
-    found: dict[str, tuple[float, Entry]] = {}
+    """Return the comparison whose budget a panel has, and its entries that were run, the best first."""
+    best: dict[str, tuple[float, Entry]] = {}
     for kind in kinds:
         for label, entry in _entries(f"{kind}-{size}", records).items():
             if value := entry.to_reduced:
-                found.setdefault(label, (value.mean, entry))
-    ordered = [entry for _, entry in sorted(found.values(), key=lambda pair: pair[0])]
+                best.setdefault(label, (value.mean, entry))
+    ordered = [entry for _, entry in sorted(best.values(), key=lambda pair: pair[0])]
     return f"{kinds[-1]}-{size}", ordered if len(ordered) > 1 else []  # not full training alone
 
 
 def _panel(axes: Axes, entries: Sequence[Entry]) -> None:
-    """A point with its 95% interval for each entry; full training of all FLOPs as a line across them."""
+    """Draw a point with its 95% interval for each entry, and full training of all FLOPs as a line across them."""
     clean(axes)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color="#E6E6E6", linewidth=0.7)

@@ -8,7 +8,7 @@ from raptr.studies.boolean import BOOLEAN
 
 
 def limits(records: Records) -> str:
-    """Errors of the whole run against the theorem's limits."""
+    """Tabulate errors of the whole run against the theorem's limits."""
     rows = []
     for run in records["result"]["runs"]:
         first, second = run["after_phase1"], run["after_phase2"]
@@ -26,7 +26,7 @@ def _with_seeds(pair: Sequence[float], digits: int) -> str:
 
 
 def exponents(records: Records) -> str:
-    """Fitted exponents of phase 2."""
+    """Tabulate the fitted exponents of phase 2."""
     names = {"w2": "w₂,₂", "loss": "loss", "w1": "w₂,₁", "b": "b₂"}
     rows = [[f"{law['eta']:g}", *(_slope(law["slopes"][name]) for name in names)] for law in records["result"]["laws"]]
     return table(["η", *names.values()], rows)
@@ -37,7 +37,7 @@ def _slope(fit: dict[str, float]) -> str:
 
 
 def one_layer(records: Records) -> str:
-    """The least loss of one layer."""
+    """Tabulate the least loss of one layer."""
     names = {"free": "free", "sqrt3/2": "√3/2", "zero": "0"}
     rows = []
     for name, shown in names.items():
@@ -48,8 +48,8 @@ def one_layer(records: Records) -> str:
 
 
 def variants(records: Records) -> str:
-    """Runs without the paper's simplifications."""
-    found: dict[str, Any] = records["result"]["variants"]
+    """Tabulate runs without the paper's simplifications."""
+    by_name: dict[str, Any] = records["result"]["variants"]
     names = {
         "as the paper": "as the paper",
         "p0 trained in phase 1": "p₀ trained in phase 1",
@@ -61,7 +61,7 @@ def variants(records: Records) -> str:
     rows = [
         [shown, _end(one, "first"), _end(one, "second"), _loss(one, "loss_at_100"), _loss(one, "loss")]
         for name, shown in names.items()
-        if (one := found[name])
+        if (one := by_name[name])
     ]
     escaped = max(records["result"]["escape"]["all_trained_losses"])
     rows.insert(

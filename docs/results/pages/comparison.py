@@ -1,4 +1,4 @@
-"""The tables and figures of long.md, compare.md and choices.md, all made of comparisons' records."""
+"""The tables and figures of long.md, compare.md, choices.md and the methods' cards, all from comparisons' records."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +32,7 @@ SQRT, CHOICES = (
 
 
 def joined(records: Records) -> Mapping[str, Any]:
-    """The long runs with those of progressive stacking: on the same text, under the same terms."""
+    """Return the record of the long runs with the runs of progressive stacking, on the same text and terms."""
     long: Mapping[str, Any] = records["long"]
     for later in (records[name] for name in LATER):
         assert (later["data"]["fingerprint"], later["full_flops"]) == (long["data"]["fingerprint"], long["full_flops"])
@@ -43,17 +43,17 @@ def joined(records: Records) -> Mapping[str, Any]:
 
 
 def best(name: str) -> Callable[[Records], str]:
-    """Each entry of a comparison at its best learning rate."""
+    """Return a function that tabulates each entry of a comparison at its best learning rate."""
     return lambda records: markdown(finals(read_rows(_record(records, name)))).rstrip()
 
 
 def every(name: str) -> Callable[[Records], str]:
-    """Every entry of a comparison at every learning rate."""
+    """Return a function that tabulates every entry of a comparison at every learning rate."""
     return lambda records: markdown(read_rows(_record(records, name))).rstrip()
 
 
 def choices(records: Records) -> str:
-    """Each choice against RaPTr with square-root scaling, paired by seed."""
+    """Compare each choice with RaPTr with square-root scaling, paired by seed."""
     outcomes, rows = read_outcomes(records["compare"]), []
     for choice, (label, default) in CHOICES.items():
         runs, reference = _at(outcomes, label, 1e-3), _at(outcomes, SQRT, 1e-3)
@@ -66,7 +66,7 @@ def choices(records: Records) -> str:
 
 
 def scaling(records: Records) -> str:
-    """The two scalings at both lengths."""
+    """Compare the two scalings at both lengths."""
     rows = []
     for length, record, none, sqrt, peak in (
         ("3.5", records["compare"], "raptr, scaling none", "raptr", 1e-3),
@@ -80,7 +80,7 @@ def scaling(records: Records) -> str:
 
 
 def peaks(records: Records) -> str:
-    """The losses of the three entries that have a grid, by learning rate."""
+    """Tabulate the losses of the three entries that have a grid, by learning rate."""
     outcomes, rows = read_outcomes(records["compare"]), []
     shown = {"full": "full, 4,000 steps", "full (reduced)": "full, 3,000 steps", "raptr": "RaPTr"}
     for label, name in shown.items():
@@ -90,16 +90,16 @@ def peaks(records: Records) -> str:
 
 
 def measured(*labels: str) -> Callable[[Records], str]:
-    """The table of a method's card; an entry is `what is shown = record:label`."""
+    """Return a function that makes the table of a method's card; an entry is `what is shown = record:label`."""
 
     def made(records: Records) -> str:
         rows = []
         for entry in labels:
             shown, _, place = entry.rpartition(" = ")
             name, label = place.split(":")
-            found = {row.label: row for row in finals(read_rows(_record(records, name)))}[label]
-            cells = [_shown(value, 3, sign=True) if value else "–" for value in (found.to_full, found.to_reduced)]
-            rows.append([shown, TOKENS_PER_WEIGHT[name], f"{found.peak:g}", _shown(found.loss, 3), *cells])
+            row = {row.label: row for row in finals(read_rows(_record(records, name)))}[label]
+            cells = [_shown(value, 3, sign=True) if value else "–" for value in (row.to_full, row.to_reduced)]
+            rows.append([shown, TOKENS_PER_WEIGHT[name], f"{row.peak:g}", _shown(row.loss, 3), *cells])
         return table(["", "tokens per weight", "peak", "held-out loss", "to full", "to full, reduced"], rows)
 
     return made

@@ -14,7 +14,7 @@ from raptr.report.speed import stages
 
 
 def numbers(records: Records) -> str:
-    """What the two commands took, and what came out."""
+    """Tabulate what the two commands took, and their results."""
     record = records["corpus"]
     run, prepared, final = _run(record), record["prepare"], record["evaluations"][-1]
     domains, started = final["domains"], run.train[0]
@@ -38,13 +38,13 @@ def numbers(records: Records) -> str:
 
 
 def answers(records: Records) -> str:
-    """The first five answers to every text that was tried."""
+    """Tabulate the first five answers to every text that was tried."""
     filled = records["corpus"]["answers"]
     return table(["text", "filled with"], [[f"`{text}`", ", ".join(map(_shown, filled[text]))] for text in filled])
 
 
 def _shown(answer: str) -> str:
-    """A word as it is; other signs in quotation marks."""
+    """Put an answer in quotation marks, unless it is a word."""
     word = answer.strip()
     return escaped(word) if word.replace("_", "a").isalnum() else f"“{escaped(word)}”"
 
@@ -61,7 +61,7 @@ def _run(record: Mapping[str, Any]) -> Run:
 
 
 def losses(records: Records) -> Figure:
-    """Losses over steps and FLOPs."""
+    """Draw losses over steps and FLOPs."""
     return draw_losses([_run(records["corpus"])])
 
 

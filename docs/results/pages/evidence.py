@@ -1,4 +1,4 @@
-"""The page of the queue of comparisons: each one's question, command, and table or that it was not run yet."""
+"""The page of the queue: each comparison's question, its command, and its table or that it was not run yet."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
 
 
 def sections(records: Records) -> str:
-    """A section for each comparison, in the order of the queue."""
+    """Return a section for each comparison, in the order of the queue."""
     return "\n\n".join(_section(item, records[item.name]) for item in ITEMS)
 
 
@@ -30,40 +30,40 @@ def _section(item: Item, record: Mapping[str, Any] | None) -> str:
 
 
 def _found(name: str, record: Mapping[str, Any]) -> list[str]:
-    """What a comparison came to: how far it is, what was trained and where, and each entry at its best rate."""
+    """Describe a comparison's results: its progress, what was trained and where, and each entry at its best rate."""
     rows = read_rows(record)
     best = finals(rows)
     finished, planned = record["finished"], record["planned"]
-    said = [f"{finished} runs." if finished == planned else f"**Partial: {finished} of {planned} runs.**"]
+    sentences = [f"{finished} runs." if finished == planned else f"**Partial: {finished} of {planned} runs.**"]
     if max(row.loss.n if row.loss else 0 for row in best) < 2:
-        said.append("**One seed: preliminary.**")
+        sentences.append("**One seed: preliminary.**")
     full = next((run for run in record["runs"] if run["label"] == FULL), None)
     if full is not None:
-        said.append(
+        sentences.append(
             f"{full['layers']} layers of width {full['width']}; full training sees {full['tokens'] / 1e6:,.0f} million "
             f"tokens, {full['tokens_per_weight']:.3g} per weight of the layers, {full['epochs']:.2g} times the text."
         )
-    said.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
+    sentences.append(f"{record['budget']} {'; '.join(dict.fromkeys(map(_where, record['environments'])))}.")
     rates = Counter(row.label for row in rows)
     if record["comparison"].get("widen") and finished < planned and min(rates[row.label] for row in best) < LEAST:
-        said.append("**The search for learning rates has not ended**: entries do not compare yet.")
+        sentences.append("**The search for learning rates has not ended**: entries do not compare yet.")
     denoisers = (
         ["Held-out loss by denoiser:", denoisers_markdown(best).rstrip()] if any(row.denoisers for row in best) else []
     )
-    return [" ".join(said), markdown(best).rstrip(), *notes(best), *denoisers, *_judged(name, record, best)]
+    return [" ".join(sentences), markdown(best).rstrip(), *notes(best), *denoisers, *_judged(name, record, best)]
 
 
 def _judged(name: str, record: Mapping[str, Any], best: Sequence[Row]) -> list[str]:
-    """The scores on tasks, where models were judged by some."""
+    """Describe the scores on tasks, for comparisons that judge models by tasks."""
     scored, missing = judged(record), [row.label for row in best if not row.scores]
     if not scored:
         return []
     seeds = sorted({score.n for row in scored for score in row.scores.values()})
     models = f"{' or '.join(map(str, seeds))} {'seed' if seeds == [1] else 'seeds'}"
-    said = [f"Judged by tasks as the comparison's file says, with models of {models} each."]
-    said += [f"**Partial: not judged yet are {'; '.join(missing)}.**"] if missing else []
+    sentences = [f"Judged by tasks as the comparison's file says, with models of {models} each."]
+    sentences += [f"**Partial: not judged yet are {'; '.join(missing)}.**"] if missing else []
     picture = f"![scores on tasks, and their average against the held-out loss]({_figure(name)})"
-    return [" ".join([*said, about_scores(record)]), tasks_markdown(best).rstrip(), picture]
+    return [" ".join([*sentences, about_scores(record)]), tasks_markdown(best).rstrip(), picture]
 
 
 def _figure(name: str) -> str:
@@ -81,7 +81,7 @@ def _where(environment: Mapping[str, Any]) -> str:
 
 
 def control(records: Records) -> str:
-    """The runs that were made once more by an independent path, beside those of the record."""
+    """Tabulate the runs repeated on an independent code path, beside those of the record."""
     runs = records[CONTROL]
     if runs is None:
         return "**Not run yet.**"

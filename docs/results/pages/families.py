@@ -16,19 +16,19 @@ def _lines(records: Records, result: str) -> list[dict[str, Any]]:
 
 
 def counts(records: Records) -> str:
-    """How many families of each kind there are."""
-    found = {result: Counter(line["kind"] for line in _lines(records, result)) for result in RESULTS}
-    found["grows too"] = Counter(line["kind"] for line in _lines(records, "works") if line["grows"])
-    found[f"{AXES} too"] = Counter(line["kind"] for line in _lines(records, "works") if line["axes"])
+    """Tabulate the number of families of each kind, by result."""
+    counters = {result: Counter(line["kind"] for line in _lines(records, result)) for result in RESULTS}
+    counters["grows too"] = Counter(line["kind"] for line in _lines(records, "works") if line["grows"])
+    counters[f"{AXES} too"] = Counter(line["kind"] for line in _lines(records, "works") if line["axes"])
     columns = ["works", "grows too", f"{AXES} too", *list(RESULTS)[1:]]
     kinds = sorted({line["kind"] for line in records["families"]["families"]})
-    rows = [[kind, *(str(found[column][kind]) for column in columns)] for kind in kinds]
-    rows.append(["all", *(str(found[column].total()) for column in columns)])
+    rows = [[kind, *(str(counters[column][kind]) for column in columns)] for kind in kinds]
+    rows.append(["all", *(str(counters[column].total()) for column in columns)])
     return table(["kind of model", *columns], rows)
 
 
 def works(records: Records) -> str:
-    """The families that run, with their lists."""
+    """Tabulate the families that can run subnetworks, with the paths of their lists of blocks."""
     rows = []
     for line in _lines(records, "works"):
         notes = ["name the list" if len(line["blocks"]) == 1 else "name the lists"] if line["named"] else []
@@ -41,12 +41,12 @@ def works(records: Records) -> str:
 
 
 def _plain(reason: str) -> str:
-    """A reason that Markdown shows as it is; one that was cut may have lost a closing mark."""
+    """Escape a reason for Markdown; a reason that was cut may have lost a closing mark."""
     return reason.replace("`", "'").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
 def without(result: str) -> Callable[[Records], str]:
-    """The families of which this is the result, each with the reason."""
+    """Return a function that tabulates the families with this result, each with the reason."""
 
     def reasons(records: Records) -> str:
         rows = []

@@ -13,7 +13,7 @@ PERPLEXITY = "lambada"  # the task whose perplexity is shown
 
 
 def scores(records: Records) -> str:
-    """What every model scores on every task; a score at chance is in brackets."""
+    """Tabulate every model's score on every task; a score at chance is in brackets."""
     record = records["result"]
     if record is None:
         return MISSING
@@ -29,7 +29,7 @@ def scores(records: Records) -> str:
 
 
 def bits(records: Records) -> str:
-    """Bits per byte of the gold answers: of the first model, and how much more or less the others need."""
+    """Tabulate the bits per byte of the gold answers: the first model's, and the other models' difference to it."""
     record = records["result"]
     if record is None:
         return MISSING
@@ -43,7 +43,7 @@ def bits(records: Records) -> str:
 
 
 def perplexity(records: Records) -> str:
-    """LAMBADA without exemplars: the perplexity of the last word, and how often it is guessed."""
+    """Tabulate LAMBADA without exemplars: the perplexity of the last word, and how often it is guessed."""
     record = records["lambada"]
     if record is None:
         return MISSING
@@ -65,18 +65,18 @@ def perplexity(records: Records) -> str:
 
 
 def chart(records: Records) -> Figure | None:
-    """The chart that the command draws."""
+    """Draw the chart that the command draws."""
     return None if records["result"] is None else draw(records["result"])
 
 
 def _tasks(record: dict[str, Any]) -> Iterator[tuple[tuple[str, int], dict[str, dict[str, Any]]]]:
-    """The rows of each task and number of exemplars, by model."""
+    """Yield each task and number of exemplars with its rows by model."""
     for key in dict.fromkeys((row["task"], row["shots"]) for row in record["rows"]):
         yield key, {row["model"]: row for row in record["rows"] if (row["task"], row["shots"]) == key}
 
 
 def _averages(record: dict[str, Any]) -> Iterator[tuple[tuple[str, int], dict[str, dict[str, Any]]]]:
-    """The means over tasks for each number of exemplars, by model."""
+    """Yield each mean over tasks and number of exemplars with its rows by model."""
     for key in dict.fromkeys((row["name"], row["shots"]) for row in record["averages"]):
         yield key, {row["model"]: row for row in record["averages"] if (row["name"], row["shots"]) == key}
 

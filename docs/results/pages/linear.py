@@ -7,13 +7,13 @@ from raptr.studies.linear import LINEAR
 
 
 def case(records: Records, width: int, architecture: str, shared: str, tau: float) -> dict[str, Any] | None:
-    """One of the measured networks."""
+    """Return one of the measured networks, or None."""
     wanted = {"width": width, "architecture": architecture, "shared": shared, "tau": tau}
     return next((one for one in records["result"]["cases"] if wanted.items() <= one.items()), None)
 
 
 def exponents(records: Records) -> str:
-    """The gap's exponent by τ."""
+    """Tabulate the gap's exponent by τ."""
     columns = [
         ("A spread, d = 100", 100, "spread", "gap_exponent"),
         ("late", 100, "spread", "late_gap_exponent"),
@@ -23,8 +23,8 @@ def exponents(records: Records) -> str:
     ]
     rows = []
     for tau in records["result"]["setting"]["taus"]:
-        found = [(case(records, width, "residual + norm", shared, tau), name) for _, width, shared, name in columns]
-        rows.append([f"{tau:g}", *("no A" if one is None else ranged(one[name]) for one, name in found)])
+        cases = [(case(records, width, "residual + norm", shared, tau), name) for _, width, shared, name in columns]
+        rows.append([f"{tau:g}", *("no A" if one is None else ranged(one[name]) for one, name in cases)])
     return table(["τ", *(column[0] for column in columns)], rows)
 
 
@@ -89,7 +89,7 @@ LEMMAS: tuple[tuple[str, str, str, str, str, int | None, str, str], ...] = (
 
 
 def lemmas(records: Records) -> str:
-    """The lemmas' claims beside what was measured, d = 400."""
+    """Compare the lemmas' claims with what was measured at d = 400."""
     rows, limit = [], records["result"]["wide_limit"]
     for layers, architecture, quantity, claimed, name, digits, wide, verdict in LEMMAS:
         one = case(records, 400, architecture, "spread", 0.0 if layers == "random" else 1.0)
@@ -101,7 +101,7 @@ def lemmas(records: Records) -> str:
 
 
 def alignment(records: Records) -> str:
-    """How fast equal layers turn inputs towards the first eigenvector."""
+    """Tabulate how fast equal layers turn inputs towards the first eigenvector."""
     rows = [
         [delta, ranged(one["tangent_exponent"]), ranged(one["last_tangent"], None), ranged(one["norm_exponent"], 3)]
         for delta, one in records["result"]["alignment"].items()
@@ -110,10 +110,10 @@ def alignment(records: Records) -> str:
 
 
 def wide(records: Records) -> str:
-    """The exponent of the gap when the depth doubles, in the wide limit."""
-    found = records["result"]["wide_limit"]["local_exponents"]
-    values = [fixed(value, 3) for value in found.values()]
-    return table(["from L", *(f"{int(depth):,}" for depth in found)], [["exponent", *values]])
+    """Tabulate the exponent of the gap for each doubling of the depth, at infinite width."""
+    local = records["result"]["wide_limit"]["local_exponents"]
+    values = [fixed(value, 3) for value in local.values()]
+    return table(["from L", *(f"{int(depth):,}" for depth in local)], [["exponent", *values]])
 
 
 PAGE = Page(

@@ -19,7 +19,7 @@ NAMES = {
 
 
 def small(records: Records) -> str:
-    """The small setting: losses and errors of three degrees."""
+    """Tabulate the small setting: losses, and errors of three degrees."""
     rows = []
     for name, one in records["small"]["methods"].items():
         errors = [short(one["error"][degree][0]) for degree in (0, 2, 4)]
@@ -30,12 +30,12 @@ def small(records: Records) -> str:
 
 
 def small_lengths(records: Records) -> str:
-    """The small setting at several lengths."""
+    """Tabulate the small setting at several lengths."""
     return _lengths(records["small lengths"])
 
 
 def lengths(records: Records) -> str:
-    """The full setting at several lengths."""
+    """Tabulate the full setting at several lengths."""
     return _lengths(records["lengths"])
 
 
@@ -55,12 +55,12 @@ def _loss_and_rate(one: dict[str, Any]) -> str:
 
 
 def small_search(records: Records) -> str:
-    """Every learning rate of the small setting's lengths."""
+    """Tabulate every learning rate of the small setting's lengths."""
     return _searched(records["small lengths"])
 
 
 def search(records: Records) -> str:
-    """Every learning rate of the full setting's lengths."""
+    """Tabulate every learning rate of the full setting's lengths."""
     return _searched(records["lengths"])
 
 
@@ -76,7 +76,10 @@ def _searched(result: dict[str, Any]) -> str:
 
 
 def errors(records: Records) -> str:
-    """The full setting's errors of low, middle and high degrees, and the high ones when RaPTr's last stage begins."""
+    """Tabulate the full setting's errors of low, middle and high degrees.
+
+    The last column has the errors of high degrees when RaPTr's last stage begins.
+    """
     result = records["lengths"]
     groups = degree_groups(result["setting"]["degrees"])
     names = [f"{group[0] + 1}–{group[-1] + 1}" for group in groups]
@@ -94,7 +97,7 @@ def errors(records: Records) -> str:
 
 
 def _error(one: dict[str, Any], group: list[int], evaluation: int) -> tuple[float, float]:
-    """Mean and deviation over seeds of the mean error of some degrees."""
+    """Return mean and deviation over seeds of the mean error of some degrees."""
     each = [[run["error"][evaluation][degree] for degree in group] for run in one["runs"]]
     return mean_and_deviation(sum(values) / len(values) for values in each)
 

@@ -1,4 +1,4 @@
-"""The tables of README.md: what the comparisons at 20 tokens per weight or more gave, in as few rows as possible."""
+"""The tables of README.md: results of the comparisons at 20 tokens per weight or more, in as few rows as possible."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,22 +31,22 @@ NAMES = {
 
 
 def losses(records: Records) -> str:
-    """Each method's loss, less that of full training: a column for each model."""
-    made = {name: _rows(joined(records) if name == "long" else records[name]) for name in COLUMNS.values()}
-    made["long"][CHEAPER] = _rows(records["cheaper"])[CHEAPER]
+    """Tabulate each method's loss, less that of full training: a column for each model."""
+    by_model = {name: _rows(joined(records) if name == "long" else records[name]) for name in COLUMNS.values()}
+    by_model["long"][CHEAPER] = _rows(records["cheaper"])[CHEAPER]
     lines = []
     for name, labels in ROWS.items():
-        found = [next((rows[label] for label in labels if label in rows), None) for rows in made.values()]
-        flops = sorted({f"{row.flops:.2f}" for row in found if row is not None})
-        steps = [rows["full"].steps for rows in made.values()]
-        cells = [_cell(row, full) for row, full in zip(found, steps, strict=True)]
+        entries = [next((rows[label] for label in labels if label in rows), None) for rows in by_model.values()]
+        flops = sorted({f"{row.flops:.2f}" for row in entries if row is not None})
+        steps = [rows["full"].steps for rows in by_model.values()]
+        cells = [_cell(row, full) for row, full in zip(entries, steps, strict=True)]
         lines.append([name, " to ".join(flops), *cells])
-    seeds = [f"{head} ({_seeds(rows['full'])})" for head, rows in zip(COLUMNS, made.values(), strict=True)]
+    seeds = [f"{head} ({_seeds(rows['full'])})" for head, rows in zip(COLUMNS, by_model.values(), strict=True)]
     return table(["", "FLOPs", *seeds], lines)
 
 
 def scores(records: Records) -> str:
-    """The scores on tasks, for each method."""
+    """Tabulate each method's scores on tasks."""
     rows = _rows(records["tasks"])
     (first, *_) = rows.values()
     lines = []
@@ -62,13 +62,13 @@ def _rows(record: Mapping[str, Any]) -> dict[str, Row]:
 
 
 def _cell(row: Row | None, steps: int) -> str:
-    """The difference to full training; with the steps where there are clearly more."""
+    """Format the difference to full training, with the relative number of steps if it is clearly larger."""
     if row is None:
         return "–"
     assert row.to_full is not None
     longer = row.steps / steps
-    said = with_interval(row.to_full.mean, row.to_full.interval, sign=True)
-    return f"{said} ({longer:.2f}× the steps)" if longer > 1.05 else said
+    difference = with_interval(row.to_full.mean, row.to_full.interval, sign=True)
+    return f"{difference} ({longer:.2f}× the steps)" if longer > 1.05 else difference
 
 
 def _seeds(row: Row) -> str:

@@ -10,22 +10,22 @@ Stack = dict[str, Any]
 
 
 def of_case(records: Records, name: str) -> list[Stack]:
-    """The stacks of a case, by width."""
+    """Return the stacks of a case, one for each width."""
     return [stack for stack in records["result"]["theorem"] if stack["case"] == name]
 
 
 def widths(records: Records) -> list[str]:
-    """The heads of the columns."""
+    """Return the heads of the columns."""
     return [f"d = {width}" for width in records["result"]["setting"]["widths"]]
 
 
 def extremes(numbers: Stack) -> str:
-    """From the least to the largest."""
+    """Format the range from the smallest to the largest value."""
     return f"{fixed(numbers['least'], 2)} to {fixed(numbers['largest'], 2)}"
 
 
 def lemmas(records: Records) -> str:
-    """The lemmas on one layer, α = 1, in all layers of the stack."""
+    """Compare the lemmas on one layer, α = 1, with all layers of the stack."""
     stacks = of_case(records, "all one")
 
     def row(name: str, claimed: str, key: str, digits: int, verdict: str) -> list[str]:
@@ -47,7 +47,7 @@ def lemmas(records: Records) -> str:
 
 
 def theorem(records: Records) -> str:
-    """What whole stacks add, case by case."""
+    """Tabulate what whole stacks add, case by case."""
     rows = []
     for name in dict.fromkeys(stack["case"] for stack in records["result"]["theorem"]):
         if name == "read as variances":
@@ -63,7 +63,7 @@ def theorem(records: Records) -> str:
 
 
 def readings(records: Records) -> str:
-    """What the MLP and attention do under the two readings of the initial weights."""
+    """Tabulate what the MLP and attention do under the two readings of the initial weights."""
     rows = []
     for name, case in (("deviations", "all one"), ("variances", "read as variances")):
         stacks = of_case(records, case)
@@ -75,18 +75,18 @@ def readings(records: Records) -> str:
 
 
 def mlp(records: Records) -> str:
-    """The standard deviation of the MLP's ratio of norms, by its width."""
-    found, width = records["result"]["mlp"], records["result"]["setting"]["widths"][0]
-    expected = [fixed(math.sqrt(2 / width + 5 / int(hidden)) / 2, 3) for hidden in found]
-    measured = [ranged(one, 3) for one in found.values()]
+    """Tabulate the standard deviation of the MLP's ratio of norms, by its number of hidden units."""
+    ratios, width = records["result"]["mlp"], records["result"]["setting"]["widths"][0]
+    expected = [fixed(math.sqrt(2 / width + 5 / int(hidden)) / 2, 3) for hidden in ratios]
+    measured = [ranged(one, 3) for one in ratios.values()]
     return table(
-        ["hidden units m", *(f"{int(hidden):,}" for hidden in found)],
+        ["hidden units m", *(f"{int(hidden):,}" for hidden in ratios)],
         [["deviation of the ratio", *measured], ["½·√(2/d + 5/m)", *expected]],
     )
 
 
 def condition(records: Records) -> str:
-    """How often the condition on h_sqrt holds."""
+    """Tabulate how often the condition on h_sqrt holds."""
     rows = [
         [
             f"{row['size']}",
@@ -100,7 +100,7 @@ def condition(records: Records) -> str:
 
 
 def models(records: Records) -> str:
-    """The BERT's norms by initialization."""
+    """Tabulate the BERT's norms by initialization."""
     rows = [
         [f"`{init}`", *(ranged(model[key], digits) for key, digits in COLUMNS)]
         for init, model in records["result"]["models"].items()
@@ -112,12 +112,12 @@ COLUMNS = (("entered", 2), ("left", 2), ("layer", 3), ("exponent", 3))
 
 
 def parts(records: Records) -> str:
-    """What layers of parts get, in relation to the full model."""
+    """Tabulate the norms of the layers' inputs in subnetworks, relative to the full model."""
     rows = []
     for init, model in records["result"]["models"].items():
         for size in records["result"]["setting"]["sizes"]:
-            found = [model["parts"][f"{size} {scaling}"] for scaling in SCALINGS]
-            cells = [ranged(one[key], 3) for key in ("off", "end") for one in found]
+            by_scaling = [model["parts"][f"{size} {scaling}"] for scaling in SCALINGS]
+            cells = [ranged(one[key], 3) for key in ("off", "end") for one in by_scaling]
             rows.append([f"`{init}`", f"{size}", *cells])
     heads = [f"{text}, {scaling}" for text in ("distance", "output") for scaling in SCALINGS]
     return table(["initialization", "layers of 12", *heads], rows)

@@ -18,14 +18,14 @@ FORMS = ("gather", "skip", "zero")
 
 
 def full_model(records: Records) -> str:
-    """A step with all layers."""
+    """Tabulate a step with all layers."""
     rate = records["speed"]["matrix product, FLOP/s"]
     rows = [_row(NAMES[one["case"]], one, f"gather {one['sizes'][-1]}", rate) for one in records["speed"]["cases"]]
     return table(["model, batch", "ms a step", "tokens/s", "share of the matrix-product rate"], rows)
 
 
 def peers(records: Records) -> str:
-    """BERT-Base beside Hugging Face's model; the like-for-like ones once they are measured."""
+    """Compare BERT-Base with Hugging Face's model; the like-for-like measurements once there are any."""
     rows = []
     for run, record in (("", records["peers"]), (", one fixed batch", records["speed"])):
         if record is not None:
@@ -48,7 +48,7 @@ def _row(shown: str, one: dict[str, Any], name: str, rate: float) -> list[str]:
 
 
 def _cases(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every case, with what was measured again below its first measurement."""
+    """Yield every case, and below it any repeated measurement of the same case."""
     for one in records["speed"]["cases"]:
         yield NAMES[one["case"]], one
         for again in records["again"]["cases"]:
@@ -57,7 +57,7 @@ def _cases(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def subnetworks(records: Records) -> str:
-    """k of L layers against a model that has just k."""
+    """Compare k of L layers with a model that has only k."""
     rows = []
     for shown, one in _cases(records):
         times = one["milliseconds"]
@@ -69,7 +69,7 @@ def subnetworks(records: Records) -> str:
 
 
 def speed_ups(records: Records) -> str:
-    """The realised speed-up of equal stages."""
+    """Tabulate the realised speed-up of equal stages."""
     rows = []
     for shown, one in _cases(records):
         seen, counted = speed_up(one, "gather")
@@ -79,7 +79,7 @@ def speed_ups(records: Records) -> str:
 
 
 def versions(records: Records) -> str:
-    """Two versions of raptr in turns."""
+    """Compare two versions of raptr that took turns."""
     rows = []
     for way, one in records["versions"]["ways"].items():
         old, new = (f"{statistics.median(one['milliseconds'][name]):.1f}" for name in ("old", "new"))
@@ -99,21 +99,21 @@ DECODERS = {
 
 
 def _ceiling(records: Records) -> float:
-    """The largest matrix-product rate of the decoders' runs: single readings of a card that was idle are too low."""
+    """Return the largest matrix-product rate of the decoders' runs: single readings of an idle card are too low."""
     runs = [records[name] for name in ("decoder", "decoder_100m", "decoder_peers", "ul2")]
     rates = [run["matrix product, FLOP/s"] for run in runs]
     return float(max(rates + [rate for run in runs for one in run["cases"] for rate in one.get(EACH, [])]))
 
 
 def _decoders(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The decoders of which k of L layers were timed."""
+    """Yield the decoders of which k of L layers were timed."""
     for name in ("decoder", "decoder_100m"):
         for one in records[name]["cases"]:
             yield DECODERS[one["case"]], one
 
 
 def decoder_full(records: Records) -> str:
-    """A decoder's step with all layers, beside Hugging Face's Llama."""
+    """Compare a decoder's step with all layers with that of Hugging Face's Llama."""
     rows, rate = [], _ceiling(records)
     for record in (records["decoder"], records["decoder_peers"], records["decoder_100m"]):
         for one in record["cases"]:
@@ -132,7 +132,7 @@ def decoder_full(records: Records) -> str:
 
 
 def decoder_subnetworks(records: Records) -> str:
-    """k of L layers of a decoder against a model that has just k."""
+    """Compare k of L layers of a decoder with a model that has only k."""
     rows = []
     for shown, one in _decoders(records):
         times, memory = one["milliseconds"], one["peak memory"]["gather"]["k of L, device"]
@@ -145,7 +145,7 @@ def decoder_subnetworks(records: Records) -> str:
 
 
 def decoder_speed_ups(records: Records) -> str:
-    """The realised speed-up of a decoder's stages."""
+    """Tabulate the realised speed-up of a decoder's stages."""
     rows = []
     cases = list(_decoders(records))
     cases += [(f"{DECODERS[one['case']]}, UL2", one) for one in records["ul2"]["cases"]]
@@ -158,7 +158,7 @@ def decoder_speed_ups(records: Records) -> str:
 
 
 def ul2(records: Records) -> str:
-    """A step of UL2 beside a causal one of the same model."""
+    """Compare a step of UL2 with a causal one of the same model."""
     rows, rate = [], _ceiling(records)
     named = {"causal": "causal, AdamW", "static": "UL2, AdamW", "adafactor": "UL2, Adafactor"}
     for one in records["ul2"]["cases"]:
@@ -170,7 +170,7 @@ def ul2(records: Records) -> str:
 
 
 def ul2_sizes(records: Records) -> str:
-    """Steps per second of UL2 by size, beside the paper's."""
+    """Compare UL2's steps per second by size with the paper's."""
     (one,) = records["ul2"]["cases"]
     times, flops, whole = one["milliseconds"], one["flops"], f"gather {one['sizes'][-1]}"
     rows = []
@@ -182,7 +182,7 @@ def ul2_sizes(records: Records) -> str:
 
 
 def axes(records: Records) -> str:
-    """Kept heads, MLP parts and several axes at once, beside static models of those shapes."""
+    """Compare kept heads, MLP parts and several axes at once with static models of those shapes."""
     if records["axes"] is None:
         return "**Not measured yet.**"
     (one,) = records["axes"]["cases"]
@@ -199,12 +199,12 @@ def axes(records: Records) -> str:
 
 
 def engines(records: Records) -> str:
-    """A step by the number of layers that run, under each engine and without one."""
+    """Tabulate a step by the number of running layers, under each engine and without one."""
     return _engines(records["engines"])
 
 
 def engines_512(records: Records) -> str:
-    """The same with sequences of 512 tokens, four times the work."""
+    """Tabulate the same with sequences of 512 tokens, which is four times the work."""
     return _engines(records["engines_512"])
 
 
@@ -226,12 +226,12 @@ def _engines(record: Any) -> str:
 
 
 def trainer(records: Records) -> str:
-    """Steps under Hugging Face's Trainer, by what runs, beside the same trainer without the callback."""
+    """Tabulate steps under Hugging Face's Trainer, relative to the same trainer without the callback."""
     return _trainer(records["trainer"])
 
 
 def trainer_growth(records: Records) -> str:
-    """The same with a method that grows, beside RaPTr."""
+    """Tabulate the same for a method that grows, beside RaPTr."""
     return _trainer(records["trainer_growth"])
 
 
@@ -251,20 +251,20 @@ def _trainer(record: Any) -> str:
 
 
 def trainer_speed_ups(records: Records) -> str:
-    """What the schedule saves under the Trainer, realised and counted."""
+    """Tabulate what the schedule saves under the Trainer, realised and counted."""
     if records["trainer"] is None:
         return "**Not measured yet.**"
     rows = []
     for case in records["trainer"]["cases"]:
-        found = case["speed-up"]
-        for way in [name.removeprefix("realised, ") for name in found if name.startswith("realised, ")]:
-            counted = found[f"counted, {way.split(', ')[0].split(' against ')[0]}"]
-            rows.append([case["case"], way, fixed(found[f"realised, {way}"], 3), fixed(counted, 3)])
+        ratios = case["speed-up"]
+        for way in [name.removeprefix("realised, ") for name in ratios if name.startswith("realised, ")]:
+            counted = ratios[f"counted, {way.split(', ')[0].split(' against ')[0]}"]
+            rows.append([case["case"], way, fixed(ratios[f"realised, {way}"], 3), fixed(counted, 3)])
     return table(["model", "way", "realised speed-up", "counted"], rows)
 
 
 def finetunings(records: Records) -> str:
-    """Fine-tunings at once, as one joined model."""
+    """Tabulate several fine-tunings as one joined model."""
     rows = [
         [
             str(one["models"]),

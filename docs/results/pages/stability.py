@@ -10,17 +10,17 @@ Result = Mapping[str, Any]
 
 
 def models(records: Records) -> str:
-    """The very small model trained with one layer missing, beside the control."""
+    """Compare the very small model trained with one layer missing with the control."""
     return _table([records["minus one"], records["full"]], ["trained with all (control)"])
 
 
 def larger(records: Records) -> str:
-    """The larger model, trained with one layer missing."""
+    """Tabulate the larger model, trained with one layer missing."""
     return _table([records["mini"]], [])
 
 
 def _table(results: list[Result], controls: list[str]) -> str:
-    """A column for each result; the first is that of the model trained with one layer missing."""
+    """Return a table with a column for each result, first the one trained with one layer missing, then the controls."""
 
     def row(name: str, cells: list[str], paper: str = "") -> list[str]:
         return [name, *cells, paper]

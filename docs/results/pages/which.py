@@ -1,4 +1,4 @@
-"""The page that says which method to take: a picture, a table, and the law, all from the comparisons' records."""
+"""The page that says which method to take: a picture, tables, and the law, all from the comparisons' records."""
 
 import json
 import math
@@ -23,37 +23,38 @@ from raptr.train.advice import SAME, SEEDS, Difference, Measured, Place, best, n
 
 KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
 SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
-LONG = 20.0  # tokens per weight, from which on training counts as long
-LONGER = 1.1  # times the steps of full training: said beside a point from here on
+LONG = 20.0  # training counts as long from this many tokens per weight on
+LONGER = 1.1  # times the steps of full training; written beside a point if there are more
 WIDE = {1: 8.0, 2: 9.6, 3: 12.0}  # inches, by the number of columns
 AROUND = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27) for x in (8, -8)]  # where to write beside a point, in points
 FULL = "full training, all FLOPs"
-Note = tuple[tuple[float, float], str, str]  # a point, what to write beside it, in which colour
-# The methods that have a colour, in its order: those that are compared at length; others are grey.
+Note = tuple[tuple[float, float], str, str]  # a point, the text beside it, and its colour
+# The methods that are compared at length, in the order of their colours; others are grey.
 FIRST = ("progressive-stacking", "stacking", "raptr", "pld", "g-stack", "midas", "one-layer")
 
 
 def answer(records: Records) -> str:
-    """The advice for each objective: where a method ended below full training, for the longest training.
+    """Return the advice for each objective, from its most reliable measurement.
 
-    Three seeds come before fewer. A method that was as good for fewer FLOPs stands beside it.
+    Three seeds come before fewer, then a method that ended below full training, then longer training. A cheaper method
+    that also ended below full training there is named too.
     """
-    rows, taken = measurements(records), dict[str, Measured]()
-    found = [best(place, [row for row in rows if row.place == place]) for place in _places(rows)]
-    known = [row for row in found if row is not None]
+    rows, advised = measurements(records), dict[str, Measured]()
+    advice = [best(place, [row for row in rows if row.place == place]) for place in _places(rows)]
+    known = [row for row in advice if row is not None]
     known.sort(key=lambda row: (row.to_full.seeds < SEEDS, not row.to_full.below, -row.place.tokens_per_weight))
     for row in known:
-        taken.setdefault(row.place.objective, row)
+        advised.setdefault(row.place.objective, row)
     return "\n\n".join(
         f"**At {row.place} ({KINDS[objective]}) take `{named(row.method)}`**: it ended {row.to_full} full training "
         f"with {row.flops:.2f} of its FLOPs and {row.longer:.2f} times its steps, and {row.to_reduced} full training "
         f"with as few FLOPs ({_seeds(row)}).{_cheaper(row, rows)}"
-        for objective, row in taken.items()
+        for objective, row in advised.items()
     )
 
 
 def _cheaper(taken: Measured, rows: Iterable[Measured]) -> str:
-    """The cheapest that was measured at the same place and ended below full training in its steps, too."""
+    """Name the cheapest method that also ended below full training at the same place, in the same steps, if any."""
     sure = [row for row in rows if row.place == taken.place and row.to_full.seeds >= SEEDS and row.to_full.below]
     least = min((row for row in sure if row.longer <= SAME), key=lambda row: row.flops, default=taken)
     if least.flops >= taken.flops:
@@ -62,18 +63,18 @@ def _cheaper(taken: Measured, rows: Iterable[Measured]) -> str:
 
 
 def take(records: Records) -> str:
-    """For each place that was measured: what to take, what that rests on, and what did not pay."""
+    """Tabulate for each measured place what to take, what that rests on, and what did not pay."""
     rows, lines = measurements(records), []
     for place in _places(rows):
-        found = best(place, rows)
+        advice = best(place, rows)
         here = [row for row in rows if row.place == place]
         worse = [row for row in _one_each(here, rows) if row.to_reduced.low > 0]
         lines.append(
             [
                 _model(place),
                 _length(place),
-                "`full`" if found is None else f"`{named(found.method)}`",
-                *(["–"] * 5 if found is None else _basis(found, place)),
+                "`full`" if advice is None else f"`{named(advice.method)}`",
+                *(["–"] * 5 if advice is None else _basis(advice, place)),
                 ", ".join(f"`{row.method['name']}` {_shown(row.to_reduced)}" for row in worse) or "–",
             ]
         )
@@ -82,7 +83,7 @@ def take(records: Records) -> str:
 
 
 def goal(records: Records) -> str:
-    """Every method that was measured in long training, by how near it came to full training of all FLOPs."""
+    """Tabulate every method measured in long training, by how near it came to full training of all FLOPs."""
     rows = [row for row in measurements(records) if row.place.tokens_per_weight >= LONG]
     lines = [
         [
@@ -100,46 +101,46 @@ def goal(records: Records) -> str:
 
 
 def limits(records: Records) -> str:
-    """What was not measured."""
+    """Say what was not measured."""
     rows = measurements(records)
     places = _places(rows)
     sizes = dict.fromkeys(f"{place.layers}×{place.width}" for place in places)
     lengths = [place.tokens_per_weight for place in places]
     kinds = dict.fromkeys(KINDS[place.objective] for place in places)
     others = [_left_out(objective, records) for objective in KINDS if KINDS[objective] not in kinds]
-    said = [
+    sentences = [
         f"**Measured**: {_listed(sizes)} (layers × width), {min(lengths):.2g} to {max(lengths):.2g} tokens per weight"
     ]
-    said[0] += f", {_listed(kinds)}."
-    said.append(f"**Not in the table**: {'; '.join(['any other size or length', *others])}.")
-    said.append(
+    sentences[0] += f", {_listed(kinds)}."
+    sentences.append(f"**Not in the table**: {'; '.join(['any other size or length', *others])}.")
+    sentences.append(
         "There `--method auto` takes the method that was best in the nearest measurement, and says so when that is far."
     )
     known, tried = {row.method["name"] for row in rows} | {"full"}, _tried(records)
     links = {name: f"`{name}` ([{record}](evidence.md#{record}))" for name, record in tried.items()}
     if begun := [links[name] for name in METHODS if name in tried and name not in known]:
-        said.append(f"Run, but the search for their learning rates has not ended: {_listed(begun)}.")
+        sentences.append(f"Run, but the search for their learning rates has not ended: {_listed(begun)}.")
     if missing := [f"`{name}`" for name in METHODS if name not in known and name not in tried]:
-        said.append(f"No runs yet: {_listed(missing)}.")
+        sentences.append(f"No runs yet: {_listed(missing)}.")
     if older := {f"`{row.method['name']}` ({_length(row.place)})" for row in _one_each(rows, rows) if row.older}:
-        said.append(
+        sentences.append(
             "From [compare.md](compare.md), where every run decayed over the same number of steps (reduced over a "
             f"larger share of its own) and most ran at one learning rate: {_listed(sorted(older))}."
         )
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, sentences))
 
 
 def _tried(records: Records) -> dict[str, str]:
-    """The methods that were run, each with the last comparison that did."""
-    found = dict[str, str]()
+    """Return the methods that were run, each with the last comparison that ran it."""
+    comparisons = dict[str, str]()
     for comparison, record in records.items():
         for label in {run["label"] for run in record["runs"]} if record else ():
-            found[record["configs"][label]["method"]["name"]] = comparison
-    return found
+            comparisons[record["configs"][label]["method"]["name"]] = comparison
+    return comparisons
 
 
 def _left_out(objective: str, records: Records) -> str:
-    """An objective that no row of the table has, and its comparisons: they have not found all learning rates yet."""
+    """Name an objective that the table lacks, with its comparisons, whose search for learning rates has not ended."""
     configs = {name: record["configs"]["full"] for name, record in records.items() if record}
     own = [name for name, config in configs.items() if config.get("objective", {}).get("name") == objective]
     links = ", ".join(f"[{name}](evidence.md#{name})" for name in own)
@@ -147,7 +148,7 @@ def _left_out(objective: str, records: Records) -> str:
 
 
 def commands(records: Records) -> str:
-    """The command of each record that the page rests on."""
+    """Return the command of each record that the page rests on."""
     used = dict.fromkeys(row.record for row in measurements(records))
     files = {item.name: str(item.file) for item in ITEMS} | {"compare": "examples/methods.yaml"}
     lines = [f"raptr compare {files[name]} --out runs/{name} --jobs 7" for name in used]
@@ -155,12 +156,12 @@ def commands(records: Records) -> str:
 
 
 def law(records: Records) -> str:
-    """The law, or what is missing for it."""
+    """Return the law, or what is missing for it."""
     return described(measurements(records))
 
 
 def picture(records: Records) -> Figure:
-    """Losses relative to full training with the same FLOPs, over tokens per weight: a panel for each model."""
+    """Draw losses relative to full training with the same FLOPs, over tokens per weight: a panel for each model."""
     rows, full = measurements(records), full_training(records)
     models = dict.fromkeys(replace(place, tokens_per_weight=1.0) for place in _places(rows))
     panels = {model: [row for row in rows if replace(row.place, tokens_per_weight=1.0) == model] for model in models}
@@ -193,14 +194,14 @@ def picture(records: Records) -> Figure:
     handles += [Line2D([], [], color=GREY, marker="o", fillstyle="none", linestyle="none")]
     texts = [*looks, FULL, "full training, same FLOPs", f"fewer than {SEEDS} seeds: preliminary"]
     legend_below(figure, handles, texts, 4)
-    figure.draw_without_rendering()  # where panels and points lie is known from here on
+    figure.draw_without_rendering()  # the positions of panels and points are known only after this
     for axes, own_notes in zip(grid, notes, strict=False):
         _write(axes, own_notes)
     return figure
 
 
 def _ticks(lengths: Iterable[float]) -> list[float]:
-    """The lengths that were measured, less those that are too near another for a number of their own."""
+    """Return the measured lengths, without those too close to a smaller one for a label of their own."""
     ticks: list[float] = []
     for length in sorted(lengths):
         if not ticks or length > 1.3 * ticks[-1]:
@@ -209,7 +210,7 @@ def _ticks(lengths: Iterable[float]) -> list[float]:
 
 
 def _write(axes: Axes, notes: Iterable[Note]) -> None:
-    """Write the notes beside their points: inside the panel, over no point, no line and no other note if possible."""
+    """Write the notes beside their points: inside the panel, and if possible over no point, line or other note."""
     bars = [(bar[0], *bar[1]) for bar in axes.containers if isinstance(bar, ErrorbarContainer)]  # points and caps
     taken = [Bbox.union([line.get_window_extent() for line in bar]) for bar in bars]
     lines = [line.get_transform().transform_path(line.get_path()) for line in axes.lines]
@@ -235,7 +236,7 @@ def _panel(
     full: dict[Place, Difference],
     looks: dict[str, tuple[str, str]],
 ) -> list[Note]:
-    """The methods of one model, each at its best settings, with 95% intervals; what to write beside points."""
+    """Draw one model's methods, each at its best settings, with 95% intervals; return the notes for the points."""
     clean(axes)
     notes: list[Note] = []
     low, high = axes.get_xlim()
@@ -245,7 +246,7 @@ def _panel(
     axes.plot(*zip(*wide, strict=True), color=INK, linestyle="--", linewidth=1.2, zorder=1, gid="full")
     drawn = _one_each(rows, rows)
     advised = [best(place, [row for row in rows if row.place == place]) for place in full]
-    others = [row for row in advised if row is not None and row not in drawn]  # other settings of a method drawn
+    others = [row for row in advised if row is not None and row not in drawn]  # other settings of a drawn method
     drawn += others
     for name, (colour, marker) in looks.items():
         own = sorted((row for row in drawn if row.method["name"] == name), key=lambda row: row.place.tokens_per_weight)
@@ -272,26 +273,26 @@ def _panel(
 
 
 def _shifted(row: Measured, rows: Iterable[Measured], order: Sequence[str], width: float) -> float:
-    """Where a point stands: beside the others at the same length, so that their intervals do not overlap."""
+    """Return a point's x, shifted so that intervals of methods measured at the same length do not overlap."""
     names = [name for name in order if any((r.method["name"], r.place) == (name, row.place) for r in rows)]
     shift = SHIFT * (names.index(row.method["name"]) - (len(names) - 1) / 2)
     return row.place.tokens_per_weight * math.pow(width, shift)
 
 
 def _one_each(rows: Iterable[Measured], measured: Sequence[Measured]) -> list[Measured]:
-    """Of each method at each place one row: the settings that were measured at most places, then the best.
+    """Return one row for each method at each place: the settings measured at most places, then the best.
 
     So a line is of one method with the same settings where that is possible. Three seeds come before fewer.
     """
-    found: dict[tuple[Place, str], Measured] = {}
+    chosen: dict[tuple[Place, str], Measured] = {}
     counts = Counter(json.dumps(row.method, sort_keys=True) for row in measured)
 
     def order(row: Measured) -> tuple[bool, int, float]:
         return row.to_full.seeds < SEEDS, -counts[json.dumps(row.method, sort_keys=True)], row.to_reduced.mean
 
     for row in sorted(rows, key=order):
-        found.setdefault((row.place, row.method["name"]), row)
-    return list(found.values())
+        chosen.setdefault((row.place, row.method["name"]), row)
+    return list(chosen.values())
 
 
 def _places(rows: Iterable[Measured]) -> list[Place]:
@@ -339,7 +340,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def _look(index: int, name: str) -> tuple[str, str]:
-    """Colour and marker of a method; those that were not measured at length are grey."""
+    """Return colour and marker of a method; methods that were not compared at length are grey."""
     return COLOURS[FIRST.index(name)] if name in FIRST else GREY, MARKERS[index % len(MARKERS)]
 
 
