@@ -4,7 +4,7 @@
 
 Speed: tokens per second of all of `prepare_corpus` (two readings, encoding, writing, checksums; with an existing
 tokenizer) and of its encoding alone, as ratios to `encode_batch` and `encode_batch_fast` on the same texts. These two
-get a thousand texts at a time, already in memory, and their results are thrown away. The variants take turns, each in
+get a thousand texts at a time from memory, and their results are thrown away. The variants take turns, each in
 a process of its own. On a machine that others use too, trust the ratios per CPU second, and look at the recorded load.
 Memory: the peak (VmHWM) of a process that prepares the text, and of one that prepares ten times as much (copies that
 differ in their first characters), each with an existing tokenizer and with one trained on the way, whose sample ends at
@@ -140,9 +140,9 @@ def main() -> None:
             loads.append(os.getloadavg()[0])
             rounds.append({variant: measure(folder, variant) for variant in order})
             print(rounds[-1], file=sys.stderr, flush=True)
-        rates = {v: [one[v]["rate"] for one in rounds] for v in (*BASELINES, "prepare")}
-        rates["prepare, encoding alone"] = [one["prepare"]["encoding_rate"] for one in rounds]
-        per_cpu = {v: [one[v]["per_cpu_second"] for one in rounds] for v in (*BASELINES, "prepare")}
+        rates = {v: [measured[v]["rate"] for measured in rounds] for v in (*BASELINES, "prepare")}
+        rates["prepare, encoding alone"] = [measured["prepare"]["encoding_rate"] for measured in rounds]
+        per_cpu = {v: [measured[v]["per_cpu_second"] for measured in rounds] for v in (*BASELINES, "prepare")}
         ratios = {
             f"{mine} / {theirs}": summary([a / b for a, b in zip(rates[mine], rates[theirs], strict=True)])
             for mine in ("prepare", "prepare, encoding alone")
@@ -156,7 +156,7 @@ def main() -> None:
         for variant in list(peaks)[1:]:
             peaks[variant].append(measure(folder, variant)["peak_mib"])
             print(variant, peaks[variant], file=sys.stderr, flush=True)
-        peaks["given"] += [one["prepare"]["peak_mib"] for one in rounds]
+        peaks["given"] += [measured["prepare"]["peak_mib"] for measured in rounds]
         memory: dict[str, Any] = {variant: {"n": len(all_), "each": all_} for variant, all_ in peaks.items()}
         for kind in ("given", "trained"):
             memory[f"{kind}: tenfold / once"] = statistics.mean(peaks[f"{kind}, tenfold"]) / statistics.mean(

@@ -118,7 +118,7 @@ def _expected(comparison: Comparison, progress: Progress) -> float:
     """Return the FLOPs of runs that will be wanted later: more learning rates, and other seeds at the best one."""
     tried: dict[str, set[float]] = {}
     seeds: dict[str, set[int]] = {}
-    for run in (one.run for one in progress.wanted_runs()):
+    for run in (wanted.run for wanted in progress.wanted_runs()):
         tried.setdefault(run.entry.label, set()).add(run.peak)
         seeds.setdefault(run.entry.label, set()).add(run.seed)
     expected = 0.0

@@ -79,8 +79,8 @@ def _given(name: str) -> dict[str, Any]:
 
 def _model(size: str, records: Records) -> Mapping[str, Any] | None:
     """Return the model of the comparisons of a size, or None if none was run."""
-    own = [record for name, record in records.items() if name.endswith(f"-{size}")]
-    run = [record["configs"][FULL]["model"] for record in own if record is not None and FULL in record["configs"]]
+    of_size = [record for name, record in records.items() if name.endswith(f"-{size}")]
+    run = [record["configs"][FULL]["model"] for record in of_size if record is not None and FULL in record["configs"]]
     return run[0] if run else None
 
 
@@ -163,12 +163,14 @@ def joint(size: str, model: Mapping[str, Any], records: Records) -> str:
 def scale(size: str, _model: Mapping[str, Any], records: Records) -> str:
     """Compare the exponents of the scale with no scale, paired by seed."""
     entries = _entries(f"scale-{size}", records)
-    own = {entry.method["width_exponent"]: entry for entry in entries.values() if "width_exponent" in entry.method}
-    none, lines = own[0.0], []
-    for exponent, entry in own.items():
+    by_exponent = {
+        entry.method["width_exponent"]: entry for entry in entries.values() if "width_exponent" in entry.method
+    }
+    none, lines = by_exponent[0.0], []
+    for exponent, entry in by_exponent.items():
         apart = None if entry is none else difference(entry.runs, none.runs)
         seeds = [] if apart is None else [difference([run], none.runs) for run in entry.runs]
-        by_seed = ", ".join(with_interval(one.mean, None, sign=True) for one in seeds if one)
+        by_seed = ", ".join(with_interval(change.mean, None, sign=True) for change in seeds if change)
         default = "**yes**" if exponent == RaPTr.width_exponent else "no"
         peak = "–" if entry.row is None else f"{entry.row.peak:g}"
         lines.append([f"{exponent:g}", peak, *_cells(entry)[1:], _shown(apart), by_seed, default])
@@ -241,7 +243,7 @@ def _drawn(kinds: Sequence[str], size: str, records: Records) -> tuple[str, list
             if value := entry.to_reduced:
                 best.setdefault(label, (value.mean, entry))
     ordered = [entry for _, entry in sorted(best.values(), key=lambda pair: pair[0])]
-    return f"{kinds[-1]}-{size}", ordered if len(ordered) > 1 else []  # not full training alone
+    return f"{kinds[-1]}-{size}", ordered if len(ordered) > 1 else []  # at least one method besides full training
 
 
 def _panel(axes: Axes, entries: Sequence[Entry]) -> None:

@@ -59,7 +59,7 @@ def choices(records: Records) -> str:
         runs, reference = _at(outcomes, label, 1e-3), _at(outcomes, SQRT, 1e-3)
         losses = mean(run.loss for run in runs if run.loss is not None)
         seeds = [difference([run], reference) for run in runs]
-        by_seed = ", ".join(with_interval(one.mean, None, sign=True) for one in seeds if one)
+        by_seed = ", ".join(with_interval(change.mean, None, sign=True) for change in seeds if change)
         to = ["–", ""] if label == SQRT else [_shown(difference(runs, reference), 3, sign=True), by_seed]
         rows.append([choice, _shown(losses), *to, default])
     return table(["choice", "held-out loss", "difference", "by seed", "default"], rows)
@@ -74,7 +74,7 @@ def scaling(records: Records) -> str:
     ):
         runs = read_outcomes(record)
         pair = [_at(runs, label, peak) for label in (none, sqrt)]
-        means = [_shown(mean(run.loss for run in some if run.loss is not None)) for some in pair]
+        means = [_shown(mean(run.loss for run in outcomes if run.loss is not None)) for outcomes in pair]
         rows.append([length, *means, _shown(difference(*pair), 3, sign=True)])
     return table(["tokens per weight", "none", "square root", "difference"], rows)
 

@@ -55,8 +55,8 @@ def _run(record: Mapping[str, Any]) -> Run:
         name=record["name"],
         config=record["config"],
         environment=record["environment"],
-        train=tuple(TrainRecord(**one) for one in record["train"]),
-        evals=tuple(EvalRecord(**one) for one in record["evaluations"]),
+        train=tuple(TrainRecord(**line) for line in record["train"]),
+        evals=tuple(EvalRecord(**line) for line in record["evaluations"]),
     )
 
 

@@ -9,7 +9,7 @@ from raptr.studies.linear import LINEAR
 def case(records: Records, width: int, architecture: str, shared: str, tau: float) -> dict[str, Any] | None:
     """Return one of the measured networks, or None."""
     wanted = {"width": width, "architecture": architecture, "shared": shared, "tau": tau}
-    return next((one for one in records["result"]["cases"] if wanted.items() <= one.items()), None)
+    return next((network for network in records["result"]["cases"] if wanted.items() <= network.items()), None)
 
 
 def exponents(records: Records) -> str:

@@ -42,8 +42,8 @@ def lengths(records: Records) -> str:
 def _lengths(result: dict[str, Any]) -> str:
     rows = []
     for entry in result["lengths"]:
-        losses = [_loss_and_rate(one) for one in entry["methods"].values()]
-        full, raptr, pld = (one["loss"][0] for one in entry["methods"].values())
+        losses = [_loss_and_rate(numbers) for numbers in entry["methods"].values()]
+        full, raptr, pld = (numbers["loss"][0] for numbers in entry["methods"].values())
         ratios = ["" if None in (full, other) else short(other / full) for other in (raptr, pld)]
         rows.append([f"{entry['steps']:,}", *losses, *ratios])
     names = [NAMES[name] for name in result["lengths"][0]["methods"]]

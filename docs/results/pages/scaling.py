@@ -78,7 +78,7 @@ def mlp(records: Records) -> str:
     """Tabulate the standard deviation of the MLP's ratio of norms, by its number of hidden units."""
     ratios, width = records["result"]["mlp"], records["result"]["setting"]["widths"][0]
     expected = [fixed(math.sqrt(2 / width + 5 / int(hidden)) / 2, 3) for hidden in ratios]
-    measured = [ranged(one, 3) for one in ratios.values()]
+    measured = [ranged(ratio, 3) for ratio in ratios.values()]
     return table(
         ["hidden units m", *(f"{int(hidden):,}" for hidden in ratios)],
         [["deviation of the ratio", *measured], ["½·√(2/d + 5/m)", *expected]],
@@ -117,7 +117,7 @@ def parts(records: Records) -> str:
     for init, model in records["result"]["models"].items():
         for size in records["result"]["setting"]["sizes"]:
             by_scaling = [model["parts"][f"{size} {scaling}"] for scaling in SCALINGS]
-            cells = [ranged(one[key], 3) for key in ("off", "end") for one in by_scaling]
+            cells = [ranged(numbers[key], 3) for key in ("off", "end") for numbers in by_scaling]
             rows.append([f"`{init}`", f"{size}", *cells])
     heads = [f"{text}, {scaling}" for text in ("distance", "output") for scaling in SCALINGS]
     return table(["initialization", "layers of 12", *heads], rows)

@@ -20,7 +20,7 @@ FORMS = ("gather", "skip", "zero")
 def full_model(records: Records) -> str:
     """Tabulate a step with all layers."""
     rate = records["speed"]["matrix product, FLOP/s"]
-    rows = [_row(NAMES[one["case"]], one, f"gather {one['sizes'][-1]}", rate) for one in records["speed"]["cases"]]
+    rows = [_row(NAMES[case["case"]], case, f"gather {case['sizes'][-1]}", rate) for case in records["speed"]["cases"]]
     return table(["model, batch", "ms a step", "tokens/s", "share of the matrix-product rate"], rows)
 
 
@@ -49,10 +49,10 @@ def _row(shown: str, one: dict[str, Any], name: str, rate: float) -> list[str]:
 
 def _cases(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every case, and below it any repeated measurement of the same case."""
-    for one in records["speed"]["cases"]:
-        yield NAMES[one["case"]], one
+    for case in records["speed"]["cases"]:
+        yield NAMES[case["case"]], case
         for again in records["again"]["cases"]:
-            if again["case"] == one["case"]:
+            if again["case"] == case["case"]:
                 yield "the same, again", again
 
 
@@ -102,30 +102,30 @@ def _ceiling(records: Records) -> float:
     """Return the largest matrix-product rate of the decoders' runs: single readings of an idle card are too low."""
     runs = [records[name] for name in ("decoder", "decoder_100m", "decoder_peers", "ul2")]
     rates = [run["matrix product, FLOP/s"] for run in runs]
-    return float(max(rates + [rate for run in runs for one in run["cases"] for rate in one.get(EACH, [])]))
+    return float(max(rates + [rate for run in runs for case in run["cases"] for rate in case.get(EACH, [])]))
 
 
 def _decoders(records: Records) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the decoders of which k of L layers were timed."""
     for name in ("decoder", "decoder_100m"):
-        for one in records[name]["cases"]:
-            yield DECODERS[one["case"]], one
+        for case in records[name]["cases"]:
+            yield DECODERS[case["case"]], case
 
 
 def decoder_full(records: Records) -> str:
     """Compare a decoder's step with all layers with that of Hugging Face's Llama."""
     rows, rate = [], _ceiling(records)
     for record in (records["decoder"], records["decoder_peers"], records["decoder_100m"]):
-        for one in record["cases"]:
-            size = one.get("sizes", [24])[-1]
-            ours = next(name for name in (f"gather {size}", f"static {size}") if name in one["milliseconds"])
-            memory = dict(one.get("peak memory, bytes, device", {}))
-            if "peak memory" in one:
-                memory[ours] = one["peak memory"]["gather"]["k of L, device"][str(size)]
-            for name in (ours, *(name for name in one["milliseconds"] if "Hugging Face" in name)):
+        for case in record["cases"]:
+            size = case.get("sizes", [24])[-1]
+            ours = next(name for name in (f"gather {size}", f"static {size}") if name in case["milliseconds"])
+            memory = dict(case.get("peak memory, bytes, device", {}))
+            if "peak memory" in case:
+                memory[ours] = case["peak memory"]["gather"]["k of L, device"][str(size)]
+            for name in (ours, *(name for name in case["milliseconds"] if "Hugging Face" in name)):
                 way = "raptr" if name == ours else "Hugging Face, compiled by block"
                 taken = f"{memory[name] / 2**30:.1f}" if name in memory else "–"
-                rows.append([*_row(f"{DECODERS[one['case']]}, {way}", one, name, rate), taken])
+                rows.append([*_row(f"{DECODERS[case['case']]}, {way}", case, name, rate), taken])
     return table(
         ["decoder, batch", "ms a step", "tokens/s", "share of the matrix-product rate", "GiB of the GPU"], rows
     )
@@ -148,11 +148,11 @@ def decoder_speed_ups(records: Records) -> str:
     """Tabulate the realised speed-up of a decoder's stages."""
     rows = []
     cases = list(_decoders(records))
-    cases += [(f"{DECODERS[one['case']]}, UL2", one) for one in records["ul2"]["cases"]]
-    for shown, one in cases:
+    cases += [(f"{DECODERS[case['case']]}, UL2", case) for case in records["ul2"]["cases"]]
+    for shown, case in cases:
         for lengths in LENGTHS:
-            seen, counted = speed_up(one, "gather", lengths)
-            stages = f"{'-'.join(map(str, one['sizes']))} {lengths.capitalize()}"
+            seen, counted = speed_up(case, "gather", lengths)
+            stages = f"{'-'.join(map(str, case['sizes']))} {lengths.capitalize()}"
             rows.append([shown, stages, fixed(seen, 3), fixed(counted, 3), fixed(seen / counted, 3)])
     return table(["decoder, batch", "stages", "realised speed-up", "counted, whole model", "ratio"], rows)
 
@@ -161,20 +161,20 @@ def ul2(records: Records) -> str:
     """Compare a step of UL2 with a causal one of the same model."""
     rows, rate = [], _ceiling(records)
     named = {"causal": "causal, AdamW", "static": "UL2, AdamW", "adafactor": "UL2, Adafactor"}
-    for one in records["ul2"]["cases"]:
+    for case in records["ul2"]["cases"]:
         for way, shown in named.items():
-            name = f"{way} {one['sizes'][-1]}"
-            rows.append([*_row(shown, one, name, rate), fixed(one["flops"][name] / 1e12, 1)])
+            name = f"{way} {case['sizes'][-1]}"
+            rows.append([*_row(shown, case, name, rate), fixed(case["flops"][name] / 1e12, 1)])
     head = ["1.6B, 32 × 512", "ms a step", "tokens/s", "share of the matrix-product rate", "TFLOP a step"]
     return table(head, rows)
 
 
 def ul2_sizes(records: Records) -> str:
     """Compare UL2's steps per second by size with the paper's."""
-    (one,) = records["ul2"]["cases"]
-    times, flops, whole = one["milliseconds"], one["flops"], f"gather {one['sizes'][-1]}"
+    (case,) = records["ul2"]["cases"]
+    times, flops, whole = case["milliseconds"], case["flops"], f"gather {case['sizes'][-1]}"
     rows = []
-    for k in one["sizes"]:
+    for k in case["sizes"]:
         seen, counted = paired(times[whole], times[f"gather {k}"]), flops[whole] / flops[f"gather {k}"]
         ratio = paired(times[f"gather {k}"], times[f"static {k}"])
         rows.append([str(k), fixed(seen, 2), fixed(counted, 2), fixed(PAPER[k] / PAPER[24], 2), fixed(ratio, 3)])
@@ -185,14 +185,19 @@ def axes(records: Records) -> str:
     """Compare kept heads, MLP parts and several axes at once with static models of those shapes."""
     if records["axes"] is None:
         return "**Not measured yet.**"
-    (one,) = records["axes"]["cases"]
-    times, flops, rows = one["milliseconds"], one["flops"], []
-    for name in one["axes"]:
-        own, static = times[name], times[f"static, {name}"]
+    (case,) = records["axes"]["cases"]
+    times, flops, rows = case["milliseconds"], case["flops"], []
+    for name in case["axes"]:
+        narrow, static = times[name], times[f"static, {name}"]
         idle = [a - b for a, b in zip(times[f"update, {name}"], times[f"update, static, {name}"], strict=True)]
-        without = [spent - more for spent, more in zip(own, idle, strict=True)]
-        medians = (f"{statistics.median(each):.2f}" for each in (own, static, idle))
-        ratios = (paired(own, static), paired(without, static), paired(own, times["full"]), flops[name] / flops["full"])
+        without = [spent - more for spent, more in zip(narrow, idle, strict=True)]
+        medians = (f"{statistics.median(each):.2f}" for each in (narrow, static, idle))
+        ratios = (
+            paired(narrow, static),
+            paired(without, static),
+            paired(narrow, times["full"]),
+            flops[name] / flops["full"],
+        )
         rows.append([name, *medians, *(fixed(ratio, 3) for ratio in ratios)])
     head = ["what runs", "ms a step", "static model, ms", "update of idle weights, ms", "ratio", "ratio without that"]
     return table([*head, "of the full step", "FLOPs of the full step"], rows)
@@ -267,13 +272,13 @@ def finetunings(records: Records) -> str:
     """Tabulate several fine-tunings as one joined model."""
     rows = [
         [
-            str(one["models"]),
-            fixed(one["milliseconds"], 1),
-            fixed(one["steps_per_second"], 0),
-            fixed(one["floor_milliseconds"], 2),
-            fixed(one["to_floor"], 1),
+            str(way["models"]),
+            fixed(way["milliseconds"], 1),
+            fixed(way["steps_per_second"], 0),
+            fixed(way["floor_milliseconds"], 2),
+            fixed(way["to_floor"], 1),
         ]
-        for one in records["finetune"]["ways"]
+        for way in records["finetune"]["ways"]
     ]
     return table(["models", "ms a step", "steps/s of all together", "floor, ms", "ratio to it"], rows)
 

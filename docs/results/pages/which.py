@@ -22,11 +22,11 @@ from raptr.report.plots import COLOURS, GREY, INK, MARKERS, clean, legend_below
 from raptr.train.advice import SAME, SEEDS, Difference, Measured, Place, best, named
 
 KINDS = {"mlm": "masked language modelling", "causal": "causal language modelling", "ul2": "UL2"}
-SHIFT = 0.018  # between methods measured at the same length, as a share of the axis, so that intervals do not overlap
+SHIFT = 0.018  # of points of methods measured at the same length, as a share of the axis, so that intervals stay apart
 LONG = 20.0  # training counts as long from this many tokens per weight on
 LONGER = 1.1  # times the steps of full training; written beside a point if there are more
-WIDE = {1: 8.0, 2: 9.6, 3: 12.0}  # inches, by the number of columns
-AROUND = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27) for x in (8, -8)]  # where to write beside a point, in points
+WIDE = {1: 8.0, 2: 9.6, 3: 12.0}  # width of the figure in inches, by its number of columns
+AROUND = [(x, y) for y in (0, 9, -9, 18, -18, 27, -27) for x in (8, -8)]  # offsets of a note from its point, in pt
 FULL = "full training, all FLOPs"
 Note = tuple[tuple[float, float], str, str]  # a point, the text beside it, and its colour
 # The methods that are compared at length, in the order of their colours; others are grey.
@@ -142,9 +142,9 @@ def _tried(records: Records) -> dict[str, str]:
 def _left_out(objective: str, records: Records) -> str:
     """Name an objective that the table lacks, with its comparisons, whose search for learning rates has not ended."""
     configs = {name: record["configs"]["full"] for name, record in records.items() if record}
-    own = [name for name, config in configs.items() if config.get("objective", {}).get("name") == objective]
-    links = ", ".join(f"[{name}](evidence.md#{name})" for name in own)
-    return f"{KINDS[objective]}, whose search for learning rates has not ended ({links})" if own else KINDS[objective]
+    names = [name for name, config in configs.items() if config.get("objective", {}).get("name") == objective]
+    links = ", ".join(f"[{name}](evidence.md#{name})" for name in names)
+    return f"{KINDS[objective]}, whose search for learning rates has not ended ({links})" if names else KINDS[objective]
 
 
 def commands(records: Records) -> str:

@@ -37,7 +37,7 @@ FIRST_ALONE, SECOND_ALONE, BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 BIAS_TIME, PHASE1_TIME, PHASE2_TIME = 40, 60, 100  # η·t of each phase; both layers share phase 1
 THIRD, HALF = math.pi / 3, math.pi / 2
 LIMIT1 = (THIRD, 0.0, 0.0)  # the theorem's (w₁, w₂, b) of both layers after phase 1
-LIMIT2 = (HALF - AMPLITUDE, HALF, HALF - AMPLITUDE)  # and of the second layer after phase 2
+LIMIT2 = (HALF - AMPLITUDE, HALF, HALF - AMPLITUDE)  # the theorem's (w₁, w₂, b) of the second layer after phase 2
 ESCAPED = (THIRD + HALF) / 2  # halfway from the saddle to the minimum; a larger w₁ has left the saddle
 WINDOW = 20  # the curves show each phase up to this η·t
 
@@ -279,7 +279,7 @@ def _curves(eta: float, first: list[Network], second: list[Network], phi: Array)
     both = [output(net, phi, same(BOTH))[:1] for net in second]
     parted = [[components(y, phi) for y in outputs] for outputs in (bias, alone, both)]
     names = ("1", "x1", "x2", "x1x2")
-    return {"time": times, "phases": [{n: [float(one[n][0]) for one in phase] for n in names} for phase in parted]}
+    return {"time": times, "phases": [{n: [float(state[n][0]) for state in phase] for n in names} for phase in parted]}
 
 
 def steps_to_eta(eta: float) -> dict[str, float]:

@@ -50,7 +50,7 @@ class Study:
     run: Run
     plot: Callable[[dict[str, Any]], Figure]
     seeds: int = 5  # default number of repetitions
-    run_at: Callable[[Sequence[int]], Run] | None = None  # of a study of lengths: makes a `run` for other ones
+    run_at: Callable[[Sequence[int]], Run] | None = None  # for a study of lengths: returns `run` at others
 
 
 def conduct(
@@ -141,7 +141,7 @@ def run_together(
 
 
 def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
-    """The mean and the sample standard deviation (0 for a single value)."""
+    """Return the mean and the sample standard deviation (0 for a single value)."""
     listed = list(values)
     return fmean(listed), stdev(listed) if len(listed) > 1 else 0.0
 

@@ -239,11 +239,11 @@ def run(folder: Path, *, seeds: int, small: bool, device: str, console: Console)
         return measured
 
     keys = [f"{width}-{seed}" for width, seed in product(setting.widths, range(seeds))]
-    found = run_jobs(folder, asdict(setting), keys, compute, console, "linear networks")
+    finished = run_jobs(folder, asdict(setting), keys, compute, console, "linear networks")
     measured: list[dict[str, Any]] = []
     for width in setting.widths:
         for number, (name, kind, tau) in enumerate(cases(setting, width)):
-            of_seeds = [found[f"{width}-{seed}"][number] for seed in range(seeds)]
+            of_seeds = [finished[f"{width}-{seed}"][number] for seed in range(seeds)]
             case = {"width": width, "architecture": name, "shared": kind, "tau": tau}
             measured.append({**case, **_gather(setting, of_seeds, normed=ARCHITECTURES[name].norm)})
     alignments = {str(delta): [alignment(setting, delta, seed, device) for seed in range(seeds)] for delta in DELTAS}
@@ -364,7 +364,7 @@ def plot(result: dict[str, Any]) -> Figure:
 
 
 def _draw_fits(axes: Axes, result: Mapping[str, Any]) -> None:
-    """The fitted exponents against τ, one line for each width and kind of A."""
+    """Draw the fitted exponents against τ, one line for each width and kind of A."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for case in result["cases"]:
         if case["architecture"] == "residual + norm":

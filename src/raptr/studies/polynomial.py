@@ -226,7 +226,7 @@ def workers(device: str) -> Iterator[Executor | None]:
     if not device.startswith("cuda"):
         yield None
         return
-    # Ctrl-C reaches every process of the terminal; only the main process shall react.
+    # Ctrl-C reaches every process of the terminal. The workers ignore it, so that only the main process reacts.
     ignore: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(mp_context=get_context("spawn"), **ignore) as pool:
         yield pool

@@ -98,7 +98,7 @@ def probe_attached(model: nn.Module, blocks: str | nn.ModuleList | None = None) 
         list(routed.blocks),
         loss,
         lambda batch: batch.get("attention_mask"),
-        lambda batch: int((batch["labels"] != -100).sum()),  # as `transformers` averages
+        lambda batch: int((batch["labels"] != -100).sum()),  # the targets, over which `transformers` averages
     )
 
 
