@@ -3,9 +3,9 @@
     python benchmarks/kill_restart.py [--kills 20] [--seed 0] [--processes 2 --parallel fsdp]
 
 Each kill comes either after a random time or at the n-th call of a system function that checkpoints use when they are
-written or pruned, or that the journal of the preparation uses (fsync, rename, rmtree, unlink), so that the delicate
-moments are sure to be hit. Whenever the program reaches its end, its output is compared: the prepared folder, byte for
-byte, and all weights, moments and step counts. Then another round begins. The result goes to
+written or pruned, or that the journal of the preparation uses (fsync, rename, replace, rmtree, unlink), so that the
+delicate moments are sure to be hit. Whenever the program reaches its end, its output is compared: the prepared folder,
+byte for byte, and all weights, moments and step counts. Then another round begins. The result goes to
 benchmarks/results/kill_restart.json.
 
 With several processes, torchrun starts the training, and restarts it by itself after each kill of one of them. A fifth

@@ -1,9 +1,9 @@
 """A training step of many residual MLPs with Adam, in two forms that are equal up to rounding.
 
 `PlainStep` is faster on the CPU. `FusedStep` is for a GPU, where a plain step is many small kernels. It needs fewer:
-the elementwise operations between two matrix products are compiled into one kernel; weight gradients are not computed
-layer by layer, but as one product for all layers at the end, which also fills the GPU better; Adam is one kernel for
-all runs.
+the elementwise operations between two matrix products are compiled into one kernel; the weight gradients of all layers
+are computed together after the backward pass through the layers, which also fills the GPU better; Adam updates all runs
+together.
 """
 
 from collections.abc import Callable, Mapping
