@@ -1,14 +1,14 @@
 """RaPTr, random part training (Panigrahi et al., "Efficient Stagewise Pretraining via Progressive
 Subnetworks", section 2.1, algorithm 1 and the appendix on scaling).
 
-Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always holds I_s. Beyond depth
-(section 4.3), a number of heads and of MLP parts may grow over the same stages, each drawn anew in every
-layer, alone or together with depth: the paper leaves the combination open. Within a stage every step runs the same
-number of units on every axis, so the shapes are static.
+Stage s runs a random (p_s, I_s)-subnetwork: a subset of the layers that always contains I_s. The numbers of heads and
+MLP parts can grow over the same stages (section 4.3), alone or together with depth, a combination that the paper
+leaves open. Each layer draws its heads and parts independently. All steps of a stage run the same number of layers
+(except under Bernoulli selection), heads and MLP parts, so their shapes are static.
 
-Deviations: exactly k layers by default, as the paper implements it, Bernoulli on request, as it defines it.
-No scaling by default, where the paper takes the square root. Without it evaluation multiplies a layer by its keep
-probability p, as stochastic depth does; the paper's text says 1/p.
+Deviations: each step runs exactly k layers by default, as the paper implements it; Bernoulli selection, as the paper
+defines it, is a setting. Layers are not scaled by default; the paper uses the square root. Without scaling, evaluation
+multiplies a layer by its keep probability p, as stochastic depth does; the paper's text says 1/p.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ from raptr.subnetworks.value import Scaled
 @final
 @dataclass(frozen=True)
 class RaPTr(Method):
-    """A random part of the model in every step, growing in stages to the whole."""
+    """Each step trains a random subnetwork; subnetworks grow in stages to the full model."""
 
-    # Sizes of the stages in layers; None: the recommended ones, or all layers where heads or parts are given.
+    # Layers run in each stage; None: the recommended sizes, or all layers if heads or parts are set.
     schedule: Schedule | str | None = None
     lengths: Lengths | None = None
     average: float | None = None
@@ -46,14 +46,15 @@ class RaPTr(Method):
     fixed: Fixed = (1, -1)
     selection: Selection = "exact"
     groups: int = 1
-    scaling: Scaling = "none"  # as measured (docs/results/choices.md); the paper takes the square root
+    scaling: Scaling = "none"  # best in our measurements (docs/results/choices.md); the paper's is sqrt
     scaled: Scaled = "layer"
     heads: str | None = None  # heads run in each stage, such as 6-8-10-12; None: all
     parts: str | None = None  # MLP parts run in each stage, such as 1-2-3-4; None: all
-    hold: int = 1  # steps for which a draw is kept
-    mirrored: bool = False  # every second draw is the opposite of the one before it: see sampling.py
-    subsets: int | None = None  # how many draws there are in turn; None: always new ones
-    width_exponent: float = 0.0  # k of n heads (parts) are scaled by (n / k) to this power; 0 as measured (scale-6x256)
+    hold: int = 1  # consecutive steps that share one draw
+    mirrored: bool = False  # every second draw is the opposite of the previous one: see sampling.py
+    subsets: int | None = None  # number of draws, used in turn; None: every draw is new
+    # The output of k of n heads (parts) is scaled by (n / k) to this power; 0 was best in the comparison scale-6x256.
+    width_exponent: float = 0.0
 
     name: ClassVar[str] = "raptr"
 
@@ -76,7 +77,7 @@ class RaPTr(Method):
 
     @cached_property
     def stages(self) -> Schedule:
-        """The schedule, read from the settings."""
+        """The schedule, parsed from the settings unless one is given as a `Schedule`."""
         layers, ready = self.target.layers, self.schedule
         if isinstance(ready, Schedule):
             defaults = (None, None, 0, (1, -1))
@@ -108,7 +109,7 @@ class RaPTr(Method):
     def settings(self) -> dict[str, Any]:
         settings = {**super().settings(), "schedule": self.stages.text}
         if self.heads is None and self.parts is None:
-            del settings["width_exponent"]  # changes nothing, so runs with another one are the same
+            del settings["width_exponent"]  # has no effect here, so runs that differ in it are the same run
         return settings
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
@@ -126,31 +127,31 @@ class RaPTr(Method):
         )
 
     def _kept(self, stage: Stage, number: int) -> tuple[bool, ...]:
-        """The layers that run in the draw of this number; draws are counted over the whole run, not over a stage."""
+        """Return which layers the draw of this number keeps; draws are numbered over the whole run, not per stage."""
         draw, opposite = self._draw(number)
         layers = self.target.layers
         return draw_layers(stage, layers, self.selection, self.groups, self.seed, draw, opposite=opposite)
 
     def _draw(self, number: int) -> tuple[int, bool]:
-        """The draw that has this number: the one that keys the hash, and whether it is the opposite of that."""
+        """Return the key of the draw's hash, and whether the draw is the opposite of the one with this key."""
         if self.subsets is not None:
             number %= self.subsets
         opposite = self.mirrored and number % 2 == 1
         return number - 1 if opposite else number, opposite
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers, whole, under the method's scaling in the step's stage."""
+        """Return the kept layers with all heads and parts, scaled as in the stage of this step."""
         return Subnetwork(scales(self.scaling, kept, self._keep(self.stages.stage(step))), scaled=self.scaled)
 
     def _keep(self, stage: Stage) -> tuple[float, ...]:
-        """The probability that each layer runs in a step of the stage: of so many subsets, how many have it."""
+        """Return each layer's keep probability in the stage; with `subsets`, the fraction of them that keep it."""
         if self.subsets is None:
             return keep_probabilities(stage, self.target.layers, self.groups)
         drawn = [self._kept(stage, number) for number in range(self.subsets)]
         return tuple(sum(runs) / self.subsets for runs in zip(*drawn, strict=True))
 
     def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
-        """A random part of `size` layers, scaled as in a stage of this size."""
+        """Return a random subnetwork of `size` layers, scaled as in a stage of this size."""
         self.last_step(step)
         kept, probabilities = random_part(self.target.layers, size, draw)
         return Subnetwork(scales(self.scaling, kept, probabilities), scaled=self.scaled)
@@ -162,7 +163,7 @@ class RaPTr(Method):
         )
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """All layers, heads and parts; with scaling none a layer times its keep probability in the stage just run."""
+        """Return the full model; without scaling, each layer times its keep probability in the last stage that ran."""
         full = super().evaluated(step)
         if self.scaling != "none":
             return full

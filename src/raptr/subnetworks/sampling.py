@@ -1,9 +1,9 @@
-"""Which layers, heads and MLP parts run in a step, as pure functions of (seed, step).
+"""Draw the layers, heads and MLP parts that run in a step, as pure functions of (seed, step).
 
-Exactly k of n are the k with the lowest hash. An opposite draw takes the k with the highest, which are those that the
-other left out, and only then others. The paper defines Bernoulli selection and implements k of L; both are here.
-Grouped selection (the paper's remark on implementation) takes an equal share of each group of neighbouring layers: a
-stratified draw, not a uniform one; one group is plain k of L.
+To draw exactly k of n, take the k with the lowest hash. The opposite draw takes the k with the highest hash: first
+those that the draw left out, then, if these are fewer than k, some that it kept. The paper defines Bernoulli selection
+and implements k of L; both are here. Grouped selection (the paper's remark on implementation) takes an equal share of
+each group of neighbouring layers: a stratified draw, not a uniform one. With one group it is plain k of L.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,13 @@ from raptr.subnetworks.value import Kept
 
 Selection = Literal["exact", "bernoulli"]
 
-DEPTH, HEADS, PARTS = 0, 1, 2  # the axis is a counter of the hash, so that axes draw independently
+DEPTH, HEADS, PARTS = 0, 1, 2  # the axis is one of the hash's counters, so that axes are drawn independently
 
 
 def lowest(
     candidates: Iterable[int], k: int, seed: int, step: int, *where: int, opposite: bool = False
 ) -> tuple[int, ...]:
-    """The k candidates with the lowest (if `opposite`, highest) hash, ascending: a draw without replacement."""
+    """Return the k candidates with the lowest (if `opposite`, highest) hash, ascending: a draw without replacement."""
     ranked = sorted(
         candidates, key=lambda index: (bits(seed, "subnetwork", step, *where, index), index), reverse=opposite
     )
@@ -31,7 +31,7 @@ def lowest(
 
 
 def tossed(probabilities: Sequence[float], seed: int, step: int, *, opposite: bool = False) -> tuple[bool, ...]:
-    """One independent coin per layer; probabilities 0 and 1 are certain."""
+    """Return for each layer whether it runs, by an independent coin toss; probabilities 0 and 1 are certain."""
     coins = [unit(bits(seed, "subnetwork", step, DEPTH, layer)) for layer in range(len(probabilities))]
     return tuple(
         (coin >= 1 - probability if opposite else coin < probability)
@@ -40,7 +40,7 @@ def tossed(probabilities: Sequence[float], seed: int, step: int, *, opposite: bo
 
 
 def keep_probabilities(stage: Stage, layers: int, groups: int = 1) -> tuple[float, ...]:
-    """The probability that each layer runs in a step of the stage."""
+    """Return the keep probability of each layer in the stage."""
     return tuple(
         float(Fraction(quota, len(free))) if layer in free else 1.0
         for free, quota, members in _shares(stage, layers, groups)
@@ -51,7 +51,7 @@ def keep_probabilities(stage: Stage, layers: int, groups: int = 1) -> tuple[floa
 def draw_layers(
     stage: Stage, layers: int, selection: Selection, groups: int, seed: int, step: int, *, opposite: bool = False
 ) -> tuple[bool, ...]:
-    """Which layers run in the step."""
+    """Return for each layer whether it runs in the step."""
     if selection == "bernoulli":
         return tossed(keep_probabilities(stage, layers), seed, step, opposite=opposite)
     kept = {layer - 1 for layer in stage.fixed}
@@ -63,7 +63,7 @@ def draw_layers(
 def draw_units(
     axis: int, k: int, n: int, running: Sequence[bool], seed: int, step: int, *, opposite: bool = False
 ) -> Kept | None:
-    """k of n heads or parts, drawn anew in each running layer; None when that is all of them."""
+    """Draw k of n heads or parts independently in each running layer; return None if all n run."""
     if k == n:
         return None
     return tuple(
@@ -73,7 +73,7 @@ def draw_units(
 
 
 def check_groups(stage: Stage, layers: int, groups: int) -> None:
-    """Refuse a number of groups that does not divide the stage evenly."""
+    """Raise ValueError unless the groups can be of equal size and each run an equal share of the stage's layers."""
     if groups < 1 or layers % groups or stage.size % groups:
         raise ValueError(
             f"groups is {groups}; a divisor of the {layers} layers and of every stage's size "
@@ -88,7 +88,7 @@ def check_groups(stage: Stage, layers: int, groups: int) -> None:
 
 
 def _shares(stage: Stage, layers: int, groups: int) -> list[tuple[list[int], int, range]]:
-    """For each group of neighbouring layers: those not fixed, how many of them run, and all its layers."""
+    """Return for each group of neighbouring layers: the layers not fixed, how many of these run, and all its layers."""
     width, fixed = layers // groups, {layer - 1 for layer in stage.fixed}
     members = [range(group * width, (group + 1) * width) for group in range(groups)]
     free = [[layer for layer in group if layer not in fixed] for group in members]
