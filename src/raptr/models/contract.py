@@ -1,7 +1,7 @@
-"""What the project asks of a family of models: dimensions that know what they cost and how to build the model.
+"""The contract of every family of models: a configuration that knows what the model costs and how to build it.
 
-No torch here: the help of the command line lists families and sizes. The model itself is a `raptr.models.model.Model`.
-A family from elsewhere is registered before it is used:
+This module imports no torch, because the command line's help lists families and sizes. The model itself is a
+`raptr.models.model.Model`. Register a family from another package before use:
 
     register(Family("mine", {"tiny": MyConfig(...)}, objectives=("causal",)))
     pretrain(Config.read({"model": {"family": "mine"}, ...}), run)
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from raptr.models.export import Exporter
     from raptr.models.model import Model
 
-Init = Literal["bert", "fan-in", "paper"]  # how weights start: init.py
-PLAIN: Mapping[str, float] = {"residual_multiplier": 1.0, "norm_scaling": False}  # of every stock model
+Init = Literal["bert", "fan-in", "paper"]  # how weights are initialised: see init.py
+PLAIN: Mapping[str, float] = {"residual_multiplier": 1.0, "norm_scaling": False}  # the values that stock models have
 COUNTS = ("layers", "width", "heads", "head_size", "mlp", "vocabulary", "positions", "parts")
 
 
 @dataclass(frozen=True)
 class ModelConfig(ABC):
-    """The dimensions of a model and how it starts; `parts` is the number of equal pieces the MLP is cut into."""
+    """A model's dimensions and initialisation; the MLP's hidden units are divided into `parts` equal parts."""
 
     layers: int
     width: int
@@ -38,8 +38,8 @@ class ModelConfig(ABC):
     parts: int = 4
     dropout: float = 0.0
     init: Init = "bert"
-    residual_multiplier: float = 1.0  # times what each branch adds to the residual stream; 1 / layers is their mean
-    norm_scaling: bool = False  # whether the norms of layer l (from 1) give 1/√l of what they would
+    residual_multiplier: float = 1.0  # scales each branch's output; at 1 / layers, the mean of the layers is added
+    norm_scaling: bool = False  # divide the outputs of the norms in layer l, counted from 1, by √l
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -58,59 +58,59 @@ class ModelConfig(ABC):
 
     @property
     def shape(self) -> Shape:
-        """The counts on the axes along which a part of the model can run."""
+        """The model's numbers of layers, heads and MLP parts, as subnetworks count them."""
         return Shape(layers=self.layers, heads=self.heads, parts=self.parts)
 
     @property
     def unit_sizes(self) -> Mapping[str, int]:
-        """How many heads a unit of heads has, and how many of the MLP's dimensions a part has."""
+        """The size of a unit on each axis of `shape`: query heads in one of its heads, hidden units in one MLP part."""
         return {"heads": self.heads // self.shape.heads, "parts": self.mlp // self.parts}
 
     def resized(self, shape: Shape) -> Self:
-        """The same model with other counts of layers, heads and MLP parts; head and part sizes stay."""
+        """Return a copy with another shape; the sizes of a head and of an MLP part stay the same."""
         part = self.mlp // self.parts
         return replace(self, layers=shape.layers, heads=shape.heads, parts=shape.parts, mlp=part * shape.parts)
 
     def norm_scale(self, layer: int) -> float:
-        """What the outputs of a layer's norms are multiplied by; layers count from 0."""
+        """Return the factor that multiplies the outputs of a layer's norms; layers count from 0."""
         return 1 / math.sqrt(layer + 1) if self.norm_scaling else 1.0
 
     @abstractmethod
     def build(self, seed: int) -> "Model":
-        """The model with its initial weights."""
+        """Build the model with the initial weights of this seed."""
 
     @abstractmethod
     def layer_weights(self, heads: int, parts: int) -> int:
-        """The weights in the matrices of one layer with this many heads and MLP parts."""
+        """Return the number of weights in the matrices of one layer with this many heads and MLP parts."""
 
     def layer_flops(self, heads: int, parts: int, length: int) -> int:
-        """The FLOPs of a layer with this many heads and MLP parts: forward, one sequence, all tokens attend to all."""
+        """Return the FLOPs of a layer with this many heads and MLP parts: forward, one sequence, full attention."""
         attention = 2 * 2 * length * heads * self.head_size
         return length * (2 * self.layer_weights(heads, parts) + attention)
 
     @abstractmethod
     def head_flops(self, targets: float) -> float:
-        """The FLOPs of the head on `targets` positions: forward, one sequence."""
+        """Return the FLOPs of the language-model head for `targets` positions: forward pass, one sequence."""
 
     def unexportable(self) -> str | None:
-        """Why no stock model of `transformers` has these dimensions; None: there is nothing against them."""
+        """Return why no stock model of `transformers` can have these dimensions; None: nothing prevents it."""
         return None
 
     def exporter(self) -> "Exporter | None":
-        """How a model becomes a stock one of `transformers`; None where there is no such class."""
+        """Return the conversion to and from a stock class of `transformers`; None if there is no such class."""
         return None
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that differ in their dimensions only; the first size and the first objective are the defaults."""
+    """Models that differ only in their dimensions; the first size and the first objective are the defaults."""
 
     name: str
     sizes: Mapping[str, ModelConfig]
-    objectives: tuple[str, ...]  # what it can be trained on
-    planned: str | None = None  # the size of a plan that names none; None: the first
+    objectives: tuple[str, ...]  # the names of those it can learn
+    planned: str | None = None  # the default size of `raptr plan`; None: the first
 
     @property
     def config(self) -> type[ModelConfig]:
-        """The class of its dimensions, whose fields are the settings of `model`."""
+        """The family's subclass of `ModelConfig`, whose fields are settings in the section `model`."""
         return type(next(iter(self.sizes.values())))

@@ -1,7 +1,7 @@
-"""A subnetwork as tensors: what a forward pass is given in addition to the batch.
+"""A subnetwork as tensors: the inputs of a forward pass besides the batch.
 
-Scales and indices reach a block only as tensors: a compiled block would be compiled anew for each Python
-number. None stands where there is nothing to scale or to choose, so that a full layer is called plainly.
+Scales and indices reach a block only as tensors, because a compiled block would be recompiled for each new Python
+number. They are None if there is nothing to scale or to select, so a full layer runs without extra operations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,11 @@ SCALES = 5  # columns of `Packed.scales_K5`
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """A layer's share of the subnetwork: its scales (0-dim), the heads and MLP parts that run, and gates.
+    """One layer's inputs: its scales (0-dimensional), the indices of the heads and MLP parts that run, and gates.
 
-    `layer_scale` multiplies the whole layer and `branch_scale` each of its branches, with the bias of its last linear
-    layer. `norm_scale` multiplies what its norms give.
-    `head_scale` and `part_scale` make up for the heads and MLP parts that do not run; a bias is there whatever runs,
-    so it is not scaled by them.
+    `layer_scale` multiplies the update of the whole layer, `branch_scale` the output of each branch, output bias
+    included, and `norm_scale` the output of each norm. `head_scale` and `part_scale` compensate for the heads and MLP
+    parts that do not run. They leave out the output bias, which is added whatever runs.
     """
 
     layer_scale: Tensor | None
@@ -41,7 +40,7 @@ class BlockInputs:
 
 
 class Inputs(NamedTuple):
-    """The layers that run, ascending, what each is given, and the precision of the residual stream (None: any)."""
+    """The running layers, ascending, the inputs of each, and the residual stream's precision (None: as computed)."""
 
     kept: tuple[int, ...]
     blocks: Sequence[BlockInputs]
@@ -49,10 +48,10 @@ class Inputs(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A subnetwork's numbers, one tensor to a kind, for the layers that run (K of them), ascending.
+    """A subnetwork in a few tensors, over its K running layers, ascending.
 
-    The columns of the scales multiply the whole layer, each branch, and what the heads, the MLP parts and the norms
-    give. Kept heads and parts stand one layer after the other. Gates are the same in every layer.
+    The columns of `scales_K5` are the scales of the layer, the branches, the heads, the MLP parts and the norms. The
+    indices of kept heads (parts) are concatenated over the layers. All layers share the gates.
     """
 
     scales_K5: Tensor
@@ -62,22 +61,22 @@ class Packed(NamedTuple):
     part_gates_P: Tensor | None
 
     def to(self, device: torch.device) -> "Packed":
-        """The same numbers on another device."""
+        """Return a copy on another device."""
         return Packed(*uploaded(self, device))  # type: ignore[arg-type]
 
 
 class Signature(NamedTuple):
-    """What of a subnetwork decides the operations that run, whatever the numbers: steps of one share a graph."""
+    """A subnetwork's operations and their shapes, without its numbers: equal signatures can share a CUDA graph."""
 
     size: int
-    scaled: tuple[bool, ...]  # whether any running layer has such a scale, other than 1
-    heads: tuple[int, ...] | None
+    scaled: tuple[bool, ...]  # for each kind of scale, whether it differs from 1 in some running layer
+    heads: tuple[int, ...] | None  # how many run in each running layer; None: all
     parts: tuple[int, ...] | None
-    gated: tuple[bool, bool]  # whether heads have gates, and parts
+    gated: tuple[bool, bool]  # whether heads have gates, and whether parts have
 
 
 def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32, config: ModelConfig | None = None) -> Packed:
-    """Return the numbers of a subnetwork of our model (None: of any other), on the CPU; scales are float32 at least."""
+    """Pack a subnetwork, on the CPU, with floats in float32 or wider; `config` is None for other people's models."""
     scales = [_scales(subnetwork, layer, config) for layer in subnetwork.kept]
     heads, parts = (
         None if kept is None else torch.tensor([unit for layer in subnetwork.kept for unit in kept[layer]])
@@ -92,7 +91,7 @@ def pack(subnetwork: Subnetwork, dtype: torch.dtype = torch.float32, config: Mod
 
 
 def signature(subnetwork: Subnetwork, config: ModelConfig | None = None) -> Signature:
-    """Return the subnetwork's signature for a model of ours (None: any other)."""
+    """Return the subnetwork's signature; `config` is None for other people's models."""
     rows = [_scales(subnetwork, layer, config) for layer in subnetwork.kept]
     used = tuple(any(row[column] != 1 for row in rows) for column in range(SCALES))
     heads, parts = (_counts(kept, subnetwork) for kept in (subnetwork.heads, subnetwork.parts))
@@ -101,7 +100,7 @@ def signature(subnetwork: Subnetwork, config: ModelConfig | None = None) -> Sign
 
 
 def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
-    """The inputs of each running layer, with all the scales that any of them has."""
+    """Yield the inputs of each running layer; a kind of scale that differs from 1 in some layer is passed to all."""
     heads, parts = _split(packed.heads, sign.heads, sign.size), _split(packed.parts, sign.parts, sign.size)
     for row in range(sign.size):
         scales = [packed.scales_K5[row, column] if used else None for column, used in enumerate(sign.scaled)]
@@ -111,32 +110,32 @@ def unpack(packed: Packed, sign: Signature) -> Iterator[BlockInputs]:
 
 
 def scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
-    """A map's weight or bias times a scale: there are far fewer of them than activations."""
+    """Scale a linear layer's weight or bias, which has far fewer elements than the activations."""
     return weight if scale is None else scale * weight
 
 
 def times(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    """The product of two scales."""
+    """Return the product of two scales; None stands for 1."""
     return two if one is None else one if two is None else one * two
 
 
 class Folded(NamedTuple):
-    """A layer's scales as they are folded into its weights, for a stock model."""
+    """The factors by which a layer's parameters are multiplied to fold its scales into them, for a stock model."""
 
-    attention: float  # the weight of the attention's output
-    mlp: float  # the weight of the MLP's output
-    bias: float  # the biases of both
-    norm: float  # the weights and biases of both norms
+    attention: float  # for the weight of the attention's output projection
+    mlp: float  # for the weight of the MLP's output projection
+    bias: float  # for the biases of both
+    norm: float  # for the weights and biases of both norms
 
 
 def folded(subnetwork: Subnetwork, layer: int, config: ModelConfig) -> Folded:
-    """Return the scales of a layer's branches and norms, to be folded into its weights."""
+    """Return the factors that fold the scales of a layer's branches and norms into its parameters."""
     _, branch, head, part, norm = _scales(subnetwork, layer, config)
     return Folded(branch * head, branch * part, branch, norm)
 
 
 def _scales(subnetwork: Subnetwork, layer: int, config: ModelConfig | None) -> tuple[float, ...]:
-    """The row of `Packed.scales_K5` for a layer."""
+    """Return a layer's row of `Packed.scales_K5`."""
     scale = subnetwork.scales[layer]
     whole, branch = (scale, 1.0) if subnetwork.scaled == "layer" else (1.0, scale)
     multiplier, norm = (1.0, 1.0) if config is None else (config.residual_multiplier, config.norm_scale(layer))

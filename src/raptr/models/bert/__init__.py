@@ -1,1 +1,1 @@
-"""BERT: its dimensions (no torch), the model, and its export."""
+"""BERT: its dimensions (without torch), the model, and its export."""

@@ -1,4 +1,4 @@
-"""The dimensions of a BERT, what it costs, and the named sizes. No torch."""
+"""The dimensions of a BERT, its cost, and the named sizes. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -40,7 +40,7 @@ class BertConfig(ModelConfig):
         return EXPORTER
 
 
-# Deeper than other models of these names: depth is what is trained in parts here.
+# Some are deeper than the published models of these names, so that there is enough depth to train in parts.
 SIZES: dict[str, BertConfig] = {
     "tiny": BertConfig(layers=6, width=128, heads=4, head_size=32, mlp=512),
     "mini": BertConfig(layers=12, width=256, heads=4, head_size=64, mlp=1024),

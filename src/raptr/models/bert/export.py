@@ -1,16 +1,16 @@
-"""A trained BERT as what others can load: a stock model and a stock tokenizer of `transformers`.
+"""Export a trained BERT as a stock model and tokenizer of `transformers`, and load a stock model into a BERT.
 
-The stock class is `RobertaPreLayerNormForMaskedLM`, the same network under other names, with two additions of
-its own. Positions count from padding id + 1, so its position table has that many more rows, in front. It adds
-an embedding of the token's type: there is one type, and its embedding is zero. (`BertForMaskedLM` is another
-network, post-LN: asked to load an export, it finds none of its weights and starts with random ones.)
+The stock class is `RobertaPreLayerNormForMaskedLM`, the same network under other names, with two differences. It
+counts positions from the padding id + 1, so its position table has that many extra rows in front. It adds a token type
+embedding, which an export sets to zero for the only type. (`BertForMaskedLM` is a different, post-LN network: if it
+loads an export, it finds none of its weights and starts with random ones.)
 
-A subnetwork becomes a smaller stock model that holds the kept layers only. Scales of the branches are folded
-into the output projections, which is exact. A scale of the whole layer cannot be folded: in x + s·(layer(x) - x)
-the MLP sees the unscaled attention, in a stock layer it would see the scaled one.
+A subnetwork becomes a smaller stock model that has only the kept layers. Scales of the branches are folded into the
+output projections, which is exact. A scale of the whole layer cannot be folded: in x + s·(layer(x) - x) the MLP sees
+the unscaled attention output, in a stock layer it would see the scaled one.
 
-No code and nothing pickled goes along. The exported model reads an id equal to the padding id as padding
-wherever it stands, as all stock models of this class do.
+An export contains no code and no pickle. The exported model treats every token with the padding id as padding,
+wherever it occurs, as all stock models of this class do.
 """
 
 import json
@@ -40,12 +40,15 @@ TYPES = f"{BODY}.embeddings.token_type_embeddings.weight"
 
 
 def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary) -> RobertaPreLayerNormForMaskedLM:
-    """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
+    """Return the layers that run in the subnetwork as a stock model on the CPU, in evaluation mode.
+
+    Raise ValueError if no stock model can represent them.
+    """
     if reason := model.config.unexportable():
         raise ValueError(reason)
     check(model.config, subnetwork, vocabulary)
     vocabulary.ordinary(SPECIALS)
-    # The stock class draws initial weights from the global generator, which is the caller's.
+    # The stock class draws initial weights from torch's global generator: restore the caller's state.
     with torch.random.fork_rng(devices=[]):
         stock = _configuration(model.config, subnetwork.size, vocabulary)
         exported = STOCK(stock)
@@ -58,20 +61,20 @@ def to_transformers(model: Bert, subnetwork: Subnetwork, vocabulary: Vocabulary)
 
 
 def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
-    """The tokenizer in a `tokenizer.json`, as `transformers` has it, for sequences of up to `positions` tokens.
+    """Return the tokenizer in a `tokenizer.json` as a `transformers` one, for sequences of up to `positions` tokens.
 
-    Texts get the same ids as in training, with one difference: a special token written out in a text, such as
+    Texts get the same ids as in training, with one difference: a special token spelled out in a text, such as
     [MASK], becomes that token.
     """
     tokenizer, vocabulary = load(file), read_vocabulary(file)
     vocabulary.ordinary(SPECIALS)
     pad, unknown, start, end, mask = (vocabulary.name(token) for token in SPECIALS.tokens)
-    # A word's token holds the space before it, so the mask that stands for a word has to take that space too.
+    # A word's token includes the space before it, so a mask that replaces the word must absorb that space too.
     description = json.loads(tokenizer.to_str())
     for token in description["added_tokens"]:
         token["lstrip"] = token["id"] == vocabulary["[MASK]"]
     changed = Tokenizer.from_str(json.dumps(description))
-    # The model knows one type of token; the pair's second text must not ask for another.
+    # The model has only one token type, so the second text of a pair must not use another.
     changed.post_processor = TemplateProcessing(
         single=f"{start} $A {end}",
         pair=f"{start} $A {end} $B:0 {end}:0",
@@ -80,7 +83,7 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=changed,
         model_max_length=positions,
-        # Said outright, since by default some versions hand the model types too.
+        # Explicit, because by default some versions also pass token types to the model.
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
         pad_token=pad,
@@ -94,7 +97,7 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
 
 
 def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> RobertaPreLayerNormConfig:
-    """The stock model's dimensions."""
+    """Return the stock model's configuration."""
     return RobertaPreLayerNormConfig(
         architectures=[STOCK.__name__],
         vocab_size=config.vocabulary,
@@ -116,7 +119,10 @@ def _configuration(config: BertConfig, layers: int, vocabulary: Vocabulary) -> R
 
 
 def dimensions(folder: StockFolder) -> dict[str, Any]:
-    """The settings of `model` that make a BERT of a stock model's dimensions."""
+    """Return the settings of `model` for a BERT of the stock model's dimensions.
+
+    Raise ValueError if the stock model computes anything differently, or has no padding id.
+    """
     needed = {"hidden_act": "gelu", "layer_norm_eps": EPSILON, "tie_word_embeddings": True, "is_decoder": False}
     stock = folder.read(RobertaPreLayerNormConfig, needed)
     if stock.pad_token_id is None:
@@ -132,7 +138,10 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
 
 
 def from_transformers(model: Bert, folder: StockFolder) -> None:
-    """Give the BERT the weights of a stock model; what that adds for the first token type is added to positions."""
+    """Load a stock model's weights into the BERT, adding the first token type's embedding to every position.
+
+    Raise ValueError if the stock model has fewer positions than the BERT, or if its tensors do not match.
+    """
     stock = RobertaPreLayerNormConfig.from_dict(dict(folder.facts))
     assert stock.pad_token_id is not None
     positions = stock.max_position_embeddings - stock.pad_token_id - 1
@@ -141,7 +150,7 @@ def from_transformers(model: Bert, folder: StockFolder) -> None:
             f"data.length is {model.config.positions}; model.start is {str(folder.path)!r}, which has {positions} "
             f"positions, so up to {positions} are allowed"
         )
-    # The tied matrix and bias may be there twice; older versions also wrote the positions' numbers and a pooler.
+    # Files may hold the tied matrix and bias twice; older versions also saved position ids and a pooler.
     besides = rf"{TYPES}|lm_head\.decoder\.(weight|bias)|.*\.position_ids|{BODY}\.pooler\..*"
     folder.fill(_pieces(model, Subnetwork.full(model.config.layers), stock.pad_token_id), besides)
     table = model.embedding.positions.weight.detach()
@@ -149,7 +158,7 @@ def from_transformers(model: Bert, folder: StockFolder) -> None:
 
 
 def _pieces(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Piece]:
-    """Every tensor of the stock model but tied ones and token types, by its name there."""
+    """Return the stock model's tensors by their names there, except tied ones and the token type embedding."""
     positions = model.embedding.positions.weight
     named = {
         f"{BODY}.embeddings.word_embeddings.weight": whole(model.tokens.weight),
@@ -168,7 +177,7 @@ def _pieces(model: Bert, subnetwork: Subnetwork, pad: int) -> dict[str, Piece]:
 
 
 def _layer(name: str, block: Block, scales: Folded) -> dict[str, Piece]:
-    """The tensors of one layer, with the scales of its norms and of its branches folded into them."""
+    """Return the tensors of one layer by their stock names, with the scales of norms and branches folded in."""
     weights = split(block.qkv.weight.detach(), block.layout["qkv.weight"])
     biases = split(block.qkv.bias.detach(), block.layout["qkv.bias"])
     named = {
@@ -178,14 +187,14 @@ def _layer(name: str, block: Block, scales: Folded) -> dict[str, Piece]:
         **_pair(f"{name}.intermediate.dense", block.mlp_in),
         **_pair(f"{name}.output.dense", block.mlp_out, scales.mlp, scales.bias),
     }
-    for part, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
-        named[f"{name}.attention.self.{part}.weight"] = whole(weight)
-        named[f"{name}.attention.self.{part}.bias"] = whole(bias)
+    for projection, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+        named[f"{name}.attention.self.{projection}.weight"] = whole(weight)
+        named[f"{name}.attention.self.{projection}.bias"] = whole(bias)
     return named
 
 
 def _pair(name: str, module: nn.Linear | nn.LayerNorm, weight: float = 1.0, bias: float = 1.0) -> dict[str, Piece]:
-    """A module's weight and bias, each times its scale."""
+    """Return a module's weight and bias, each multiplied by its scale in an export."""
     return {f"{name}.weight": whole(module.weight, weight), f"{name}.bias": whole(module.bias, bias)}
 
 

@@ -2,11 +2,10 @@
 
 Shapes: B batch, S sequence, M masked positions, D width, H heads that run, K head size, F MLP, V vocabulary.
 
-The layout is that of the stock pre-LN encoder of `transformers` (RoBERTa with pre-layer normalisation):
-LayerNorm after the embeddings, two pre-normed residual branches a layer, a final LayerNorm, and a head of
-dense, GELU, LayerNorm and the tied embedding matrix. There are no token types and no next-sentence task. The
-head runs on the masked positions only. The token matrix is shared by both ends, so it belongs to the model, which
-hands it to them.
+The architecture is that of the stock pre-LN encoder of `transformers` (RoBERTa with pre-layer normalisation):
+LayerNorm after the embeddings, two pre-norm residual branches per layer, a final LayerNorm, and a head of a dense
+layer, GELU, LayerNorm and the tied embedding matrix. There are no token types and no next-sentence task. The head runs
+on the masked positions only. Embedding and head share the token matrix, so the model owns it and passes it to both.
 """
 
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ LAYOUT: Layout = {
 
 @final
 class Block(nn.Module):
-    """A pre-LN Transformer layer: x + attention(LN(x)), then + MLP(LN(·)), as a whole or in part."""
+    """A pre-LN layer: h = x + attention(LN(x)), then h + MLP(LN(h)). Heads and MLP parts can be left out."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, segments: Segments | None = None) -> Tensor:
-        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
+        """Return the layer's output, (B, S, D); with a layer scale s, x + s·(layer(x) - x)."""
         s, branch = inputs.layer_scale, inputs.branch_scale
         t = times(times(s, branch), inputs.part_scale)
         qkv, (weight, bias) = self.attention_weights(inputs)
@@ -71,13 +70,13 @@ class Block(nn.Module):
         return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
 
     def attention_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
-        """What makes queries, keys and values, and what projects; of all heads, or as if the chosen were all."""
+        """Return the QKV and output projections of the running heads, the norm's scale folded into the former."""
         weight = scaled(of_running(self, "qkv.weight", inputs), inputs.norm_scale)
         qkv = weight, of_running(self, "qkv.bias", inputs)
         return qkv, (of_running(self, "attention_out.weight", inputs), self.attention_out.bias)
 
     def mlp_weights(self, inputs: BlockInputs) -> tuple[Product, Product]:
-        """What the MLP enters and leaves with; all of it, or as if the chosen parts were all."""
+        """Return the MLP's two linear layers for the running parts, the norm's scale folded into the first."""
         weight = scaled(of_running(self, "mlp_in.weight", inputs), inputs.norm_scale)
         mlp_in = weight, of_running(self, "mlp_in.bias", inputs)
         return mlp_in, (of_running(self, "mlp_out.weight", inputs), self.mlp_out.bias)
@@ -85,7 +84,7 @@ class Block(nn.Module):
 
 @final
 class Embedding(nn.Module):
-    """Tokens and positions, added and normalised."""
+    """The sum of token and position embeddings, normalised."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens_BS: Tensor, tokens_VD: Tensor, stream: torch.dtype | None) -> Tensor:
-        """What enters the first layer, in the precision of the residual stream."""
+        """Return the input of the first layer, (B, S, D), in the precision `stream` (None: as computed)."""
         length = tokens_BS.shape[1]
         x_BSD: Tensor = self.norm(F.embedding(tokens_BS, tokens_VD) + self.positions.weight[:length])
         dropped_BSD: Tensor = self.dropout(x_BSD if stream is None else x_BSD.to(stream))
@@ -103,7 +102,7 @@ class Embedding(nn.Module):
 
 @final
 class Head(nn.Module):
-    """From the last layer's output to the loss at the masked positions."""
+    """The final norm, the masked-language-model head and its loss."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -114,11 +113,11 @@ class Head(nn.Module):
     def forward(
         self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, tokens_VD: Tensor, bias_V: Tensor
     ) -> Tensor:
-        """The mean cross entropy at the masked positions."""
+        """Return the mean cross entropy at the masked positions."""
         return linear_cross_entropy(self.predictors(x_BSD, positions_BM), tokens_VD, bias_V, labels_BM.flatten())
 
     def predictors(self, x_BSD: Tensor, positions_BM: Tensor | None) -> Tensor:
-        """What the scores are made of, for all N = B·M masked positions."""
+        """Return the inputs of the output matrix, which computes the logits: (N, D), N = B·M masked positions."""
         x_ND = self.final_norm(at_targets(x_BSD, positions_BM))
         normed_ND: Tensor = self.norm(F.gelu(self.dense(x_ND)))
         return normed_ND
@@ -159,7 +158,7 @@ class Bert(Model):
         return x_BSD
 
     def context(self, batch: Batch) -> Segments | None:
-        """Which tokens attend to which: all to all, or inside segments."""
+        """Return the mask that keeps attention within segments; None if each sequence is one segment."""
         return make_segments(batch.segments_BS)
 
     def loss(self, x_BSD: Tensor, batch: Batch) -> Tensor:

@@ -1,1 +1,1 @@
-"""A decoder of Llama's kind: its dimensions (no torch), the model, and its export."""
+"""A decoder with Llama's architecture: its dimensions (without torch), the model, and its export."""

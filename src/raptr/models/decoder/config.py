@@ -1,4 +1,4 @@
-"""The dimensions of a decoder, what it costs, and the named sizes. No torch."""
+"""The dimensions of a decoder, its cost, and the named sizes. Imports no torch."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, final
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class DecoderConfig(ModelConfig):
     """The dimensions of a decoder.
 
-    Query heads share keys and values in groups: of `heads` query heads, `heads / kv_heads` use one key-value head. The
-    heads of a subnetwork are these groups.
+    With grouped-query attention, each key-value head serves a group of `heads / kv_heads` query heads. Subnetworks
+    choose among these groups: one head of a `Shape` is one group.
     """
 
-    kv_heads: int | None = None  # None: as many as query heads
+    kv_heads: int | None = None  # None: one per query head
     tied: bool = True  # the token matrix is also the output matrix
     rope_base: float = 10_000.0
-    z_loss: float = 0.0  # times log²Z of the scores, added to the training loss alone; 1e-4 is usual
+    z_loss: float = 0.0  # weight of the mean of log²Z (Z: the softmax's normaliser) in the training loss; usually 1e-4
     norm_epsilon: float = 1e-6  # of the RMSNorms
 
     def __post_init__(self) -> None:
@@ -43,12 +43,12 @@ class DecoderConfig(ModelConfig):
 
     @property
     def groups(self) -> int:
-        """Key-value heads, each with its query heads."""
+        """The number of key-value heads, each of which serves a group of query heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def shape(self) -> Shape:
-        """The counts on the axes along which a part of the model can run; heads by groups."""
+        """The model's numbers of layers, groups of heads, and MLP parts, as subnetworks count them."""
         return Shape(layers=self.layers, heads=self.groups, parts=self.parts)
 
     def resized(self, shape: Shape) -> Self:
@@ -62,14 +62,14 @@ class DecoderConfig(ModelConfig):
         return Decoder(self, seed)
 
     def layer_weights(self, heads: int, parts: int) -> int:
-        """The weights in the matrices of one layer with this many groups of heads and MLP parts."""
+        """Return the number of weights in the matrices of one layer with this many groups of heads and MLP parts."""
         queries = heads * (self.heads // self.groups) * self.head_size
         return self.width * (2 * queries + 2 * heads * self.head_size + 3 * parts * (self.mlp // self.parts))
 
     def layer_flops(self, heads: int, parts: int, length: int) -> int:
-        """The FLOPs of one layer: forward, one sequence; a token attends to itself and to those before it.
+        """Return the FLOPs of one layer with this many groups of heads and MLP parts: forward pass, one sequence.
 
-        A prefix that is seen both ways is not counted: attention is counted as causal.
+        Attention is counted as causal, even if a prefix is bidirectional.
         """
         inner = heads * (self.heads // self.groups) * self.head_size
         return length * 2 * self.layer_weights(heads, parts) + 2 * length * (length + 1) * inner

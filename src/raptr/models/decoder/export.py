@@ -1,7 +1,8 @@
-"""A trained decoder as a stock `LlamaForCausalLM` and a stock tokenizer, and a stock Llama as a decoder.
+"""Export a trained decoder as a stock `LlamaForCausalLM` and tokenizer, and load a stock Llama into a decoder.
 
-The network is the same; only what is fused here is apart there, and a query head r of group g is number g·R + r there.
-Scales of the branches are folded into the output projections, which is exact; a scale of the whole layer cannot be.
+Both are the same network. The stock model stores separately the matrices that are fused here, and its query heads are
+ordered by group: query head r of group g is number g·R + r there (R query heads per group). Scales of the branches are
+folded into the output projections, which is exact; a scale of the whole layer cannot be folded.
 """
 
 from pathlib import Path
@@ -20,7 +21,7 @@ from raptr.models.layout import split
 from raptr.models.stock import Piece, StockFolder, whole
 from raptr.subnetworks import Subnetwork
 
-DIMENSIONS = {  # what the stock model calls them
+DIMENSIONS = {  # the stock model's setting: ours
     "hidden_size": "width",
     "num_attention_heads": "heads",
     "head_dim": "head_size",
@@ -31,9 +32,12 @@ DIMENSIONS = {  # what the stock model calls them
 
 
 def to_transformers(model: Decoder, subnetwork: Subnetwork, vocabulary: Vocabulary) -> LlamaForCausalLM:
-    """The layers that run in this subnetwork as a stock model on the CPU, in evaluation mode."""
+    """Return the layers that run in the subnetwork as a stock model on the CPU, in evaluation mode.
+
+    Raise ValueError if no stock model can represent them.
+    """
     check(model.config, subnetwork, vocabulary)
-    # The stock class draws initial weights from the global generator, which is the caller's.
+    # The stock class draws initial weights from torch's global generator: restore the caller's state.
     with torch.random.fork_rng(devices=[]):
         exported = LlamaForCausalLM(_configuration(model.config, subnetwork.size, vocabulary))
     tensors = {name: piece.exported() for name, piece in _pieces(model, subnetwork).items()}
@@ -43,10 +47,10 @@ def to_transformers(model: Decoder, subnetwork: Subnetwork, vocabulary: Vocabula
 
 
 def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
-    """The tokenizer in a `tokenizer.json`, as `transformers` has it, for sequences of up to `positions` tokens.
+    """Return the tokenizer in a `tokenizer.json` as a `transformers` one, for sequences of up to `positions` tokens.
 
-    Texts get the same ids as in training: nothing is put before or behind them. Documents begin after an end token, so
-    that is also the token with which generation from nothing begins.
+    Texts get the same ids as in training; no tokens are added around them. In training, documents follow the end token
+    of the one before, so the end token also starts generation without a prompt.
     """
     tokenizer, vocabulary = load(file), read_vocabulary(file)
     tokenizer.post_processor = None
@@ -63,7 +67,7 @@ def stock_tokenizer(file: Path, positions: int) -> PreTrainedTokenizerFast:
 
 
 def _configuration(config: DecoderConfig, layers: int, vocabulary: Vocabulary) -> LlamaConfig:
-    """The stock model's dimensions."""
+    """Return the stock model's configuration."""
     end, padded = vocabulary["[EOS]"], "[PAD]" in vocabulary
     return LlamaConfig(
         architectures=[LlamaForCausalLM.__name__],
@@ -80,7 +84,10 @@ def _configuration(config: DecoderConfig, layers: int, vocabulary: Vocabulary) -
 
 
 def dimensions(folder: StockFolder) -> dict[str, Any]:
-    """The settings of `model` that make a decoder of a stock model's dimensions."""
+    """Return the settings of `model` for a decoder of the stock model's dimensions.
+
+    Raise ValueError if the stock model computes anything differently.
+    """
     needed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     stock = folder.read(LlamaConfig, needed)
     rope = stock.rope_parameters
@@ -98,14 +105,14 @@ def dimensions(folder: StockFolder) -> dict[str, Any]:
 
 
 def from_transformers(model: Decoder, folder: StockFolder) -> None:
-    """Give the decoder the weights of a stock model."""
-    # Where the output matrix is tied, a copy of it may be there; older versions also wrote the rotation's rates.
+    """Load a stock model's weights into the decoder; raise ValueError if its tensors do not match."""
+    # Files may hold a copy of a tied output matrix; older versions also saved the rotary frequencies.
     besides = r".*\.rotary_emb\.inv_freq" + (r"|lm_head\.weight" if model.config.tied else "")
     folder.fill(_pieces(model, Subnetwork.full(model.config.layers)), besides)
 
 
 def _pieces(model: Decoder, subnetwork: Subnetwork) -> dict[str, Piece]:
-    """Every tensor of the stock model but a tied output matrix, by its name there."""
+    """Return the stock model's tensors by their names there, except a tied output matrix."""
     named = {
         "model.embed_tokens.weight": whole(model.tokens.weight),
         "model.norm.weight": whole(model.head.norm.weight),
@@ -121,7 +128,7 @@ def _pieces(model: Decoder, subnetwork: Subnetwork) -> dict[str, Piece]:
 
 
 def _layer(block: Block, scales: Folded) -> dict[str, Piece]:
-    """The tensors of one layer, with the scales of its norms and of its branches folded into them."""
+    """Return the weights of one layer by their stock names, with the scales of norms and branches folded in."""
     cuts, groups, size = block.layout, block.heads, block.head_size
     qkv, out = block.qkv.weight.detach(), block.attention_out.weight.detach()
     queries, width = out.shape[1], out.shape[0]
@@ -142,8 +149,8 @@ def _layer(block: Block, scales: Folded) -> dict[str, Piece]:
     }
 
 
-# `generate` refuses 4D masks, so the prefix is put into the cache before. Its last token is taken out again: from there
-# `generate` also chooses the first new token, with its own options and criteria to stop.
+# `generate` refuses 4D masks, so `complete` first runs the prefix to fill the cache. It then drops the prefix's last
+# token from the cache, so that `generate` also chooses the first new token, with its own options and stopping criteria.
 PREFIX = '''## The prefix
 
 This model was trained with UL2. A sequence is `[mode] inputs targets [EOS]`; the mode token and the inputs are a prefix

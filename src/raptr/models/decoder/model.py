@@ -1,11 +1,11 @@
-"""A decoder of Llama's kind (Touvron et al., 2023): RMSNorm, rotary positions, SwiGLU, no biases.
+"""A decoder with Llama's architecture (Touvron et al., 2023): RMSNorm, rotary positions, SwiGLU, no biases.
 
 Shapes: B batch, S sequence, N targets, D width, G groups of heads that run, R query heads of a group, K head size,
 F MLP, V vocabulary.
 
-The network is that of `LlamaForCausalLM`, into which it is exported. Two products are fused: queries, keys and values,
-and the MLP's gate and input. A query head r of group g stands at place r·G + g, so that the fused matrix is R + 2
-blocks of G heads, of which the last two are keys and values: `layout` says so to everybody who cuts it.
+The network is that of `LlamaForCausalLM`, to which it is exported. Two matrices are fused: queries, keys and values,
+and the MLP's gate and up projections. Query head r of group g is at index r·G + g, so the fused QKV matrix consists of
+R + 2 blocks of G heads; the last two blocks are keys and values. `layout` describes this to all code that slices it.
 """
 
 from typing import NamedTuple, final
@@ -24,7 +24,7 @@ from raptr.models.model import Model, at_targets
 
 
 class Context(NamedTuple):
-    """What every layer sees: the rotation of each position, (S, K/2), and who attends to whom (None: causal)."""
+    """What all layers share: cosine and sine of the rotary angles, (S, K/2), and the attention mask (None: causal)."""
 
     cos_SK: Tensor
     sin_SK: Tensor
@@ -33,7 +33,7 @@ class Context(NamedTuple):
 
 @final
 class Block(nn.Module):
-    """A layer: x + attention(norm(x)), then + MLP(norm(·)), as a whole or in part."""
+    """A layer: h = x + attention(norm(x)), then h + MLP(norm(h)). Groups of heads and MLP parts can be left out."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, inputs: BlockInputs, context: Context) -> Tensor:
-        """The layer's output; with a layer scale s, x + s·(layer(x) - x)."""
+        """Return the layer's output, (B, S, D); with a layer scale s, x + s·(layer(x) - x)."""
         qkv, project, mlp_in, mlp_out = (
             of_running(self, f"{name}.weight", inputs) for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
         )
@@ -64,11 +64,11 @@ class Block(nn.Module):
         return h_BSD + m_BSD if s is None else x_BSD + s * a_BSD + m_BSD
 
     def attended(self, qkv: Tensor, context: Context) -> Tensor:
-        """The heads' outputs side by side, in the order of the queries."""
+        """Return the concatenated outputs of the heads, in the order of the query heads in `qkv`."""
         blocks = self.layout["qkv.weight"].maps
         qkv = qkv.view(*qkv.shape[:2], blocks, -1, self.head_size)  # (B, S, R + 2, G, K)
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
-        q_BHSK = rotated(q.permute(0, 3, 2, 1, 4), context).flatten(1, 2)  # the heads of a group side by side
+        q_BHSK = rotated(q.permute(0, 3, 2, 1, 4), context).flatten(1, 2)  # a group's query heads are neighbours
         k_BGSK = rotated(k.transpose(1, 2), context)
         v_BGSK = v.transpose(1, 2)
         o_BHSK = attend(q_BHSK, k_BGSK, v_BGSK, context.segments, causal=True)
@@ -79,14 +79,14 @@ class Block(nn.Module):
 
 @final
 class Embedding(nn.Module):
-    """Tokens as vectors."""
+    """The token embeddings."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens_BS: Tensor, tokens_VD: Tensor, stream: torch.dtype | None) -> Tensor:
-        """What enters the first layer, in the precision of the residual stream."""
+        """Return the input of the first layer, (B, S, D), in the precision `stream` (None: as computed)."""
         x_BSD = F.embedding(tokens_BS, tokens_VD)
         dropped_BSD: Tensor = self.dropout(x_BSD if stream is None else x_BSD.to(stream))
         return dropped_BSD
@@ -94,14 +94,14 @@ class Embedding(nn.Module):
 
 @final
 class Head(nn.Module):
-    """From the last layer's output to the loss."""
+    """The final norm and the loss."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.norm, self.z_loss = nn.RMSNorm(config.width, eps=config.norm_epsilon), config.z_loss
 
     def forward(self, x_BSD: Tensor, positions_BM: Tensor | None, labels_BM: Tensor, output_VD: Tensor) -> Tensor:
-        """The mean cross entropy at the targets; in training with the z-loss."""
+        """Return the mean cross entropy at the targets, in training with the z-loss added."""
         x_ND = normed(self.norm, at_targets(x_BSD, positions_BM))
         z_loss = self.z_loss if self.training else 0.0
         return linear_cross_entropy(x_ND, output_VD, None, labels_BM.flatten(), z_loss)
@@ -109,7 +109,7 @@ class Head(nn.Module):
 
 @final
 class Decoder(Model):
-    """A causal language model, or one that sees a prefix both ways."""
+    """A language model whose attention is causal, or bidirectional within a prefix."""
 
     OUTPUTS = ("attention_out", "mlp_out")
     config: DecoderConfig
@@ -132,7 +132,7 @@ class Decoder(Model):
 
     @property
     def output_VD(self) -> Tensor:
-        """The matrix that makes scores: the tokens' own where it is tied."""
+        """The output matrix, which computes the logits; the token matrix if they are tied."""
         return self.tokens.weight if self.output is None else self.output.weight
 
     def enter(self, batch: Batch, stream: torch.dtype | None) -> Tensor:
@@ -140,7 +140,7 @@ class Decoder(Model):
         return x_BSD
 
     def context(self, batch: Batch) -> Context:
-        """The rotation of each position, and who attends to whom."""
+        """Return the rotary angles of the positions and the attention mask."""
         size, wide = self.config.head_size, torch.promote_types(self.tokens.weight.dtype, torch.float32)
         device = batch.tokens_BS.device
         rates_K = self.config.rope_base ** (-torch.arange(0, size, 2, dtype=wide, device=device) / size)
@@ -162,7 +162,7 @@ class Decoder(Model):
 
 
 def layout(config: DecoderConfig) -> Layout:
-    """How a block's matrices are laid out in groups of heads and MLP parts."""
+    """Return where a block's matrices hold its groups of heads and MLP parts."""
     queries = config.heads // config.groups
     return {
         "qkv.weight": Cut("heads", dim=0, maps=queries + 2),
@@ -173,13 +173,13 @@ def layout(config: DecoderConfig) -> Layout:
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """The norm of x in the precision of its gain, float32 at least; torch would warn of two precisions."""
+    """Return norm(x) in the wider precision of x and the norm's gain; torch warns if they differ."""
     y: Tensor = norm(x.to(torch.promote_types(x.dtype, norm.weight.dtype)))
     return y
 
 
 def rotated(x: Tensor, context: Context) -> Tensor:
-    """The vectors (..., S, K), each pair of an element of the first half and one of the second turned by its angle."""
-    one, two = x.chunk(2, -1)
+    """Apply rotary positions to x, (..., S, K): rotate elements i and i + K/2, as a pair, by their angle."""
+    first, second = x.chunk(2, -1)
     cos, sin = context.cos_SK, context.sin_SK
-    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
