@@ -29,22 +29,22 @@ Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 DecidedForm = Literal["skip", "gather", "shared"]
 Form = Literal["auto", DecidedForm]
-NO_DIMENSIONS = ("dropout", "init")  # settings of a model that its size says nothing about
-MOST = 2**31  # more is a slip, and would overflow
-COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # of all methods
+NO_DIMENSIONS = ("dropout", "init")  # settings of `model` that are kept when another size is chosen
+MOST = 2**31  # a larger value is a slip, and would overflow
+COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # where they are set instead
 DEVICES = ("auto", "cpu", "cuda")
-BUILTIN = "builtin"  # data.source: the Python standard library's text
-ROUNDING = ("train.device", "train.precision")  # a resume changes them only where they are given
+BUILTIN = "builtin"  # the data.source that is the text of the Python standard library
+ROUNDING = ("train.device", "train.precision")  # affect rounding alone; a resumed run keeps its own unless they are set
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the text comes from and how it is cut."""
+    """The source of the text, and how it is cut into windows."""
 
-    source: str | None = field(default=None, metadata=FREE)  # a folder made by `raptr prepare`, or builtin
-    vocabulary: int = 8192  # of the built-in text's tokenizer; a prepared folder has its own
+    source: str | None = field(default=None, metadata=FREE)  # a folder written by `raptr prepare`, or builtin
+    vocabulary: int = 8192  # size of the built-in text's tokenizer; a prepared folder has its own
     length: int = 128
-    isolate_documents: bool = False  # attention stays inside documents
+    isolate_documents: bool = False  # attention does not cross document boundaries
 
     def __post_init__(self) -> None:
         if not 512 <= self.vocabulary <= 2**20:
@@ -53,37 +53,37 @@ class DataSettings:
             raise ValueError(f"data.length is {self.length}; a whole number from 8 to {MOST_WIDE} is allowed")
 
     def mapping(self) -> dict[str, Any]:
-        """The settings, without `vocabulary` where a prepared folder has its own."""
+        """Return the settings, without `vocabulary` if the source is a prepared folder, which has its own."""
         unused = () if self.source in (None, BUILTIN) else ("vocabulary",)
         return {key: value for key, value in asdict(self).items() if key not in unused}
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How long, with how much data a step, and what is written on the way."""
+    """The length of a run, its batches, its execution, and what it evaluates, saves and logs."""
 
     steps: int
     batch: int = 32  # sequences per optimizer step
     accumulate: int = field(default=1, metadata=FREE)  # micro-batches per optimizer step, all with one subnetwork
     seed: int = 0
     device: str = "auto"
-    precision: Precision = "auto"  # mixed: bfloat16 products; bfloat16: also between layers; auto: that on a GPU
-    execution: Form = field(default="auto", metadata=FREE)  # auto: gather on a GPU where it can
-    compile: bool | None = field(default=None, metadata=FREE)  # None: on a GPU, unless deterministic
-    deterministic: bool = False  # a GPU gives the same bits every time; costs the compiler and the CUDA graphs
-    recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, more time
-    parallel: Engine | None = field(default=None, metadata=FREE)  # of many processes: docs/distributed.md; None: ddp
-    reduce: Literal["float32", "bfloat16"] = field(default="float32", metadata=FREE)  # sums of gradients between them
-    shards: int | None = field(default=None, metadata=FREE)  # of hsdp; None: the processes of one machine
-    timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds without a sign of another process
-    eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times a run, less in a short one
+    precision: Precision = "auto"  # mixed: bfloat16 matmuls; bfloat16: residual stream too; auto: bfloat16 on a GPU
+    execution: Form = field(default="auto", metadata=FREE)  # auto: gather on a GPU if possible
+    compile: bool | None = field(default=None, metadata=FREE)  # None: yes on a GPU, unless deterministic
+    deterministic: bool = False  # bitwise reproducible on a GPU, without the compiler and CUDA graphs
+    recompute: bool = field(default=False, metadata=FREE)  # activations in the backward pass: less memory, slower
+    parallel: Engine | None = field(default=None, metadata=FREE)  # of several processes: docs/distributed.md; None: ddp
+    reduce: Literal["float32", "bfloat16"] = field(default="float32", metadata=FREE)  # gradient sums across processes
+    shards: int | None = field(default=None, metadata=FREE)  # per replica in hsdp; None: processes per machine
+    timeout: float = field(default=TIMEOUT, metadata=FREE)  # seconds to wait for another process
+    eval_every: int | None = field(default=None, metadata=FREE)  # None: 20 times per run, fewer in a short one
     eval_samples: int = field(default=256, metadata=FREE)
-    eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also judge random parts of these sizes
-    checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times a run
-    keep: int = field(default=2, metadata=FREE)  # checkpoints
-    async_checkpoints: bool = field(default=False, metadata=FREE)  # written beside training, from copies
+    eval_sizes: tuple[int, ...] = field(default=(), metadata=FREE)  # also evaluate random subnetworks of these sizes
+    checkpoint_every: int | None = field(default=None, metadata=FREE)  # None: 10 times per run
+    keep: int = field(default=2, metadata=FREE)  # checkpoints to keep
+    async_checkpoints: bool = field(default=False, metadata=FREE)  # written in the background, from copies
     log_every: int = field(default=10, metadata=FREE)
-    tracker: str = field(default="tensorboard", metadata=FREE)  # also gets the numbers: train/trackers/
+    tracker: str = field(default="tensorboard", metadata=FREE)  # also receives the metrics: train/trackers/
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "batch": 1, "accumulate": 1, "seed": 0, "eval_samples": 1, "keep": 1, "log_every": 1}
@@ -107,7 +107,7 @@ class TrainSettings:
 
     @property
     def eval_interval(self) -> int:
-        """Steps between two evaluations (stage ends come on top); they train on no fewer sequences than one reads."""
+        """Steps between evaluations, besides stage ends; by default enough to train on `eval_samples` sequences."""
         return self.eval_every or max(self.steps // 20, math.ceil(self.eval_samples / self.batch))
 
     @property
@@ -116,7 +116,7 @@ class TrainSettings:
         return self.checkpoint_every or max(1, self.steps // 10)
 
     def following(self, begun: "TrainSettings") -> "TrainSettings":
-        """The same, `auto` replaced by the device and the precision that a run began with."""
+        """Return a copy with `auto` replaced by the device and precision with which a run began."""
         return replace(
             self,
             device=begun.device if self.device == "auto" else self.device,
@@ -124,12 +124,12 @@ class TrainSettings:
         )
 
     def resolved(self) -> "TrainSettings":
-        """The same, `auto` replaced by the device and the precision that this machine gets."""
+        """Return a copy with `auto` replaced by this machine's device and precision."""
         device = self.resolve_device()
         return replace(self, device=device.type, precision=self.arithmetic(device))
 
     def resolve_device(self) -> torch.device:
-        """The device to run on: a GPU if there is one, unless said otherwise."""
+        """Return the device to run on (`auto`: a GPU if there is one); raise ValueError if it lacks the precision."""
         device = find_device(self.device, setting="train.device")
         if self.half(device) and not _has_bfloat16(device):
             raise ValueError(f"train.precision is {self.precision}, which this GPU cannot compute in. Use float32.")
@@ -137,33 +137,33 @@ class TrainSettings:
 
     @property
     def reduced(self) -> torch.dtype | None:
-        """The precision in which gradients are added up between processes; None: their own."""
+        """The precision in which processes sum their gradients; None: that of the gradients."""
         return torch.bfloat16 if self.reduce == "bfloat16" else None
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """A context in which matrix products have the chosen precision; weights and sums stay float32."""
+        """Return a context in which matrix multiplications have the chosen precision; weights and sums stay float32."""
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.half(device))
 
     def arithmetic(self, device: torch.device) -> Arithmetic:
-        """The precision on this device: `auto` is bfloat16 on a GPU that has it, otherwise float32."""
+        """Return the precision on this device: `auto` is bfloat16 on a GPU that supports it, otherwise float32."""
         if self.precision != "auto":
             return self.precision
         return "bfloat16" if device.type == "cuda" and _has_bfloat16(device) else "float32"
 
     def half(self, device: torch.device) -> bool:
-        """Whether matrix products are made in bfloat16."""
+        """Return whether matrix multiplications are in bfloat16."""
         return self.arithmetic(device) != "float32"
 
     def stream(self, device: torch.device) -> torch.dtype | None:
-        """The precision of what layers hand on; None: float32."""
+        """Return the precision of the residual stream; None: float32."""
         return torch.bfloat16 if self.arithmetic(device) == "bfloat16" else None
 
     def compiled(self, device: torch.device) -> bool:
-        """Whether blocks are compiled."""
+        """Return whether blocks are compiled."""
         return device.type == "cuda" and not self.deterministic if self.compile is None else self.compile
 
     def form(self, device: torch.device, *, sharded: bool = False) -> DecidedForm:
-        """The execution's form; `sharded` are weights of which no process has the whole."""
+        """Return the form of execution; `sharded`: the weights are sharded, so no process has all of them."""
         if self.execution != "auto":
             return self.execution
         fits = device.type == "cuda" and not (self.deterministic or self.recompute or sharded)
@@ -172,7 +172,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A complete run. `method` holds the method's name and its settings; `auto` takes the best that was measured."""
+    """All settings of a run. `method` holds the method's name and settings; the name `auto` chooses by measurements."""
 
     train: TrainSettings
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -182,13 +182,13 @@ class Config:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
-        learnt = self.model.kind.objectives
+        objectives = self.model.kind.objectives
         if not self.objective.name:
-            object.__setattr__(self, "objective", replace(self.objective, name=learnt[0]))
-        if self.objective.name not in learnt:
+            object.__setattr__(self, "objective", replace(self.objective, name=objectives[0]))
+        if self.objective.name not in objectives:
             raise ValueError(
                 f"objective.name is {self.objective.name} with model.family {self.model.family}, which can learn: "
-                f"{', '.join(learnt)}"
+                f"{', '.join(objectives)}"
             )
         advice.check(self)
         isolate = self.data.isolate_documents
@@ -226,7 +226,7 @@ class Config:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Config":
-        """Make a configuration from nested mappings (a YAML file's); unknown keys are errors."""
+        """Build a configuration from nested mappings, such as a YAML file's; raise ValueError for unknown keys."""
         kinds = {
             "train": TrainSettings,
             "data": DataSettings,
@@ -247,7 +247,7 @@ class Config:
         return cls(method=dict(method), **sections)
 
     def mapping(self) -> dict[str, Any]:
-        """The configuration as nested plain mappings, complete with defaults and the model's dimensions."""
+        """Return the configuration as nested plain mappings, with all defaults and the model's dimensions."""
         method = self.make_method()
         return {
             "model": self.model.mapping(self.dimensions),
@@ -259,12 +259,12 @@ class Config:
         }
 
     def prepared(self, source: str) -> TokenStore:
-        """The prepared text in a folder; a vocabulary that the objective cannot use is refused."""
-        store, objective = open_store(Path(source)), self.objective.kind.specials
-        if store.vocabulary.missing(objective):
+        """Open the prepared text in a folder; raise ValueError if it lacks special tokens of the objective."""
+        store, specials = open_store(Path(source)), self.objective.kind.specials
+        if store.vocabulary.missing(specials):
             others = [name for name, family in FAMILIES.items() if store.manifest.objective in family.objectives]
             more = f", or use --family {' or '.join(others)}" if others else ""
-            if self.model.start is not None:  # the family is that of the folder
+            if self.model.start is not None:  # the start determines the family, so --family is no remedy
                 more = f" --tokenizer {self.model.start}"
             raise ValueError(
                 f"data.source is {source!r}, prepared for {store.manifest.objective}, but model.family "
@@ -274,7 +274,7 @@ class Config:
         return store
 
     def vocabulary_size(self) -> int:
-        """How many tokens there are: the prepared text's, those of the model to start from, or the built-in text's."""
+        """Return the vocabulary size: the prepared text's, else the start model's, else the built-in text's."""
         source, start = self.data.source, self.model.start
         if source not in (None, BUILTIN):
             return self.prepared(source).vocabulary.size
@@ -282,12 +282,12 @@ class Config:
 
     @property
     def step_load(self) -> dict[str, Any]:
-        """The keyword arguments that describe a step to `flops` and `plan`."""
+        """Keyword arguments that describe a step's batch to `flops` and `plan`."""
         length = self.data.length
         return {"sequences": self.train.batch, "length": length, "targets": self.objective.targets(length)}
 
     def check_processes(self, count: int, *, sharded: bool) -> None:
-        """Refuse a batch that this many processes cannot share evenly, and what weights in shards do not allow."""
+        """Raise ValueError if `count` processes cannot share a batch evenly, or the execution cannot shard weights."""
         settings = self.train
         if sharded and settings.execution in ("gather", "shared"):
             raise ValueError(
@@ -304,25 +304,25 @@ class Config:
 
     @cached_property
     def dimensions(self) -> ModelConfig:
-        """The model's dimensions; prepared text may have another vocabulary, which no method depends on."""
+        """The model's dimensions, except that prepared text may have another vocabulary; no method depends on it."""
         return self.model.build(self.data.vocabulary, self.data.length)
 
     def following(self, begun: "Config") -> "Config":
-        """The same, `auto` replaced by the method, the device and the precision that a run began with."""
+        """Return a copy with `auto` replaced by the method, device and precision with which a run began."""
         method = begun.method if self.method["name"] == AUTO else self.method
         return replace(self, train=self.train.following(begun.train), method=method)
 
     def resolved(self) -> "Config":
-        """The same, `auto` replaced by the method that is advised and the device and precision that are here."""
+        """Return a copy with `auto` replaced by the advised method and by this machine's device and precision."""
         method = self.mapping()["method"] if self.method["name"] == AUTO else self.method
         return replace(self, train=self.train.resolved(), method=method)
 
     def idle(self, method: Method) -> Policy:
-        """What happens to idle parameters: as given, or as the method needs."""
+        """Return the policy for idle parameters: the one set, else the one that the method needs."""
         return self.optimizer.idle or needed(method)
 
     def make_method(self) -> Method:
-        """The training method, chosen where `method` says `auto`."""
+        """Build the training method; if its name is `auto`, it is chosen here."""
         method, dimensions = advice.decided(self), self.dimensions
         settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
@@ -341,51 +341,52 @@ class Config:
 
 
 def find_device(name: str, *, setting: str = "--device") -> torch.device:
-    """The device of this name, which `setting` has; `auto` is a GPU if there is one."""
+    """Return the device of this name (`auto`: a GPU if there is one); error messages name `setting`."""
     check_choice(setting, name, DEVICES)
-    found = torch.cuda.is_available()
-    if name == "cuda" and not found:
+    gpu = torch.cuda.is_available()
+    if name == "cuda" and not gpu:
         raise ValueError(f"{setting} is cuda, but no GPU was found. Use auto or cpu.")
-    return torch.device("cuda" if found and name != "cpu" else "cpu")
+    return torch.device("cuda" if gpu and name != "cpu" else "cpu")
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Whether the device computes in bfloat16: NVIDIA GPUs do from compute capability 8 on."""
-    there = device.type == "cuda" and torch.cuda.is_available()
-    return not there or torch.cuda.get_device_capability(device) >= (8, 0)
+    """Return whether the device supports bfloat16, as NVIDIA GPUs do from compute capability 8.0 on."""
+    gpu = device.type == "cuda" and torch.cuda.is_available()
+    return not gpu or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings with the later ones in their place.
+    """Return the settings, by section, updated with the later ones.
 
-    Where a method or an objective is named later, no setting of an earlier one carries over; where a size, a family or
-    a start is, no dimension. A size carries over to another family, which may have none of this name. A start that
-    carries over is read again, since what is named later may not fit it.
+    If the later settings name a method or an objective, all earlier settings of that section are dropped. If they name
+    a size, a family or a start, the earlier dimensions are dropped; a start also drops the earlier family and size. An
+    earlier size is kept with a later family, although that may have no size of this name. An earlier start that is kept
+    loses its checksum, so that its folder is read again: the later settings may not fit it.
     """
     result: dict[str, Any] = dict(settings)
-    for section, given in later.items():
+    for section, updates in later.items():
         kept = dict(settings.get(section, {}))
-        if section in ("method", "objective") and "name" in given:
+        if section in ("method", "objective") and "name" in updates:
             kept = {}
         if section == "model":
             kept.pop("start_sha256", None)
-            if not {"family", "size", "start"}.isdisjoint(given):
+            if not {"family", "size", "start"}.isdisjoint(updates):
                 carried: tuple[str, ...] = NO_DIMENSIONS
-                if "start" not in given:
-                    carried += ("family", "start", "size") if "family" in given else ("family", "start", "z_loss")
+                if "start" not in updates:
+                    carried += ("family", "start", "size") if "family" in updates else ("family", "start", "z_loss")
                 kept = {key: value for key, value in kept.items() if key in carried}
-        result[section] = {**kept, **given}
+        result[section] = {**kept, **updates}
     return result
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """The settings in which two configurations' results differ, each with `was a, now b`."""
+    """Return the settings that differ and can change a run's results, each with the text `was a, now b`."""
     sections = {"train": TrainSettings, "data": DataSettings, "model": ModelSettings}
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
     if new.get("model", {}).get("dropout"):
-        free -= {"train.accumulate"}  # what is dropped is drawn for each micro-batch
+        free -= {"train.accumulate"}  # dropout masks are drawn for each micro-batch
     before, after = flat(old), flat(new)
     if "data.vocabulary" not in before or "data.vocabulary" not in after:
-        free |= {"data.vocabulary"}  # of prepared text, whose fingerprint is compared instead
+        free |= {"data.vocabulary"}  # with prepared text, the data's fingerprint is compared instead
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
