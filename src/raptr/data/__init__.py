@@ -1,6 +1,6 @@
-"""Tokens on disk -> the windows of a step: all that training reads. `raptr.data.prepare` writes what is read here.
+"""Read folders of prepared tokens, as the windows of each training step. `raptr.data.prepare` writes these folders.
 
-The names here need no torch; `Batch` is in `raptr.data.batch`.
+Importing these names does not import torch; `Batch`, which needs it, is in `raptr.data.batch`.
 """
 
 from raptr.data.source import EvalData, TrainData, Windows

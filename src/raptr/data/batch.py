@@ -1,9 +1,9 @@
-"""What one training or evaluation step reads.
+"""The tensors that one training or evaluation step reads.
 
-Shapes: B batch, S sequence, M targets: the positions where the loss is taken. M is the same for every sequence of a
-given length, so all shapes are static and the mean over micro-batches is the mean over the batch. With UL2 sequences
-differ in their targets, but a micro-batch of whole cycles always has N of them: positions and labels are then (N,), and
-positions count through the flattened batch.
+Shapes: B batch, S sequence, M targets: the positions of a sequence where the loss is taken. M is the same for every
+sequence of a given length, so all shapes are static and the mean over micro-batches is the mean over the batch. With
+UL2, sequences differ in their number of targets, but a micro-batch of whole cycles always has N targets in all:
+positions and labels then have shape (N,), and the positions index the flattened batch.
 """
 
 from collections.abc import Iterable
@@ -12,25 +12,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-IGNORED = -100  # a label that torch's cross entropy leaves out
+IGNORED = -100  # the label that torch's cross entropy skips
 
 
 class Batch(NamedTuple):
-    """Sequences, and what is to be predicted at some of their positions."""
+    """Input sequences, with the labels to predict at some or all of their positions."""
 
     tokens_BS: Tensor
-    """int64: the input."""
+    """int64: the input tokens."""
     positions_BM: Tensor | None
-    """int64: where the loss is taken, ascending in each row; None: at every position, so M is S. Or (N,), see above."""
+    """int64: where the loss is taken, ascending in each row. None: at every position, so M is S. With UL2 (N,)."""
     labels_BM: Tensor
-    """int64: the tokens to be predicted there."""
+    """int64: the tokens to predict at these positions."""
     segments_BS: Tensor | None = None
-    """int64: tokens attend to those of their own segment only; None: to all of the sequence."""
+    """int64: tokens attend only to tokens of the same segment. None: segments do not restrict attention."""
     prefix_B: Tensor | None = None
-    """int64: position q of a decoder attends to k where k <= q or k < prefix; None: where k <= q."""
+    """int64: in a decoder, position q attends to k where k <= q or k < prefix. None: only where k <= q."""
 
     def labels_BS(self) -> Tensor:
-        """The labels at every position of the sequences, IGNORED where no loss is taken: what stock models expect."""
+        """Return labels for every position, IGNORED where no loss is taken: the form that stock models expect."""
         if self.positions_BM is None:
             return self.labels_BM
         labels_BS = torch.full_like(self.tokens_BS, IGNORED)
@@ -43,16 +43,16 @@ class Batch(NamedTuple):
 
 
 def uploaded(tensors: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """The tensors on a device; from pinned memory, so that the program need not wait for a GPU to take them."""
+    """Move tensors to a device. For a GPU they are pinned first, so that the program does not wait for the copy."""
     return [None if t is None else _pinned(t, device).to(device, non_blocking=True) for t in tensors]
 
 
 def refill(old: Iterable[Tensor | None], new: Iterable[Tensor | None]) -> None:
-    """Write tensors over others of the same shapes, likewise without waiting."""
-    for mine, theirs in zip(old, new, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None and theirs is not None:
-            mine.copy_(_pinned(theirs, mine.device), non_blocking=True)
+    """Copy the values of `new` into the `old` tensors, which have the same shapes, likewise without waiting."""
+    for target, source in zip(old, new, strict=True):
+        assert (target is None) == (source is None)
+        if target is not None and source is not None:
+            target.copy_(_pinned(source, target.device), non_blocking=True)
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:

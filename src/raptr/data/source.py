@@ -1,9 +1,9 @@
-"""The windows of a step: raw tokens, as a pure function of (seed, step).
+"""The windows of raw tokens that each step reads, as a pure function of (seed, step).
 
-A sample is a window of W contiguous tokens of one shard of one domain. The shards are cut into such windows
-once, in order; a window never reaches from one shard into the next, and a shard's tail that fills none is
-dropped. Documents share windows; with `isolate`, segments say which tokens belong to one document. What is done with
-a window is the objective's business. There is no loader to rewind: a resumed run asks for the step it is at.
+A sample is a window of W contiguous tokens from one shard of one domain. Each shard is cut into windows once, in
+order. No window reaches from one shard into the next, and tokens at the end of a shard that do not fill a window are
+dropped. A window may hold parts of several documents; with `isolate`, segments tell them apart. The objective decides
+what is done with a window. There is no loader state to restore: a resumed run asks for the windows of its step.
 
 Shapes: B batch, W window.
 """
@@ -23,18 +23,18 @@ Int64s = NDArray[np.int64]
 
 
 class Windows(NamedTuple):
-    """Raw tokens of some samples."""
+    """The windows of some samples."""
 
     tokens_BW: Int64s
     samples_B: Uint64s
-    """A number for each sample that no other one of its split has."""
+    """A number for each sample, unique within its split."""
     segments_BW: Int64s | None = None
-    """The document that each token belongs to, counted from 0 in each window; None: not asked for."""
+    """The document of each token, counted from 0 in each window. None unless documents are isolated."""
 
 
 @final
 class TrainData:
-    """The training split, in an order that a seed decides; `samples` counts the windows of each domain."""
+    """The training split, in an order that the seed decides; `samples` has the number of windows of each domain."""
 
     def __init__(self, store: TokenStore, window: int, batch: int, seed: int, *, isolate: bool = False) -> None:
         if batch < 1:
@@ -51,7 +51,7 @@ class TrainData:
         self.samples = self._split.counts
 
     def windows(self, step: int, micro: int = 0, micros: int = 1) -> Windows:
-        """The windows of an optimizer step, or the contiguous share `micro` of `micros` of it."""
+        """Return the windows of an optimizer step, or one of its `micros` equal, contiguous shares (`micro` from 0)."""
         if micros < 1 or self._batch % micros:
             raise ValueError(f"micros is {micros}; it must divide the batch of {self._batch} samples")
         assert step >= 0, step
@@ -61,12 +61,12 @@ class TrainData:
         return self._split.windows(domains_B, indices_B, samples_B)
 
     def digest(self, step: int) -> str:
-        """A fingerprint of which windows an optimizer step reads."""
+        """Return a fingerprint of the windows that an optimizer step reads."""
         _, domains_B, indices_B = self._order(step * self._batch, self._batch)
         return hashlib.blake2b(domains_B.tobytes() + indices_B.tobytes(), digest_size=8).hexdigest()
 
     def _order(self, first: int, count: int) -> tuple[Uint64s, Int64s, Uint64s]:
-        """So many samples from `first` on: their numbers, domains, and places in their domains."""
+        """Return numbers, domains, and window indices within these domains, of `count` samples from `first` on."""
         samples_B = np.arange(first, first + count, dtype=np.uint64)
         domains_B, numbers_B = mixed(samples_B, self._quotas, self._seed)
         return samples_B, domains_B, permuted(numbers_B, self.samples, self._seed, domains_B)
@@ -74,9 +74,10 @@ class TrainData:
 
 @final
 class EvalData:
-    """At most `count` windows of the held-out split, spread evenly over each domain's.
+    """About `count` windows of the held-out split, evenly spaced within each domain.
 
-    Every domain has its share by weight, and at least one window; one with too little text has fewer than its share.
+    Each domain gets its share by weight, rounded, and at least one window. A domain with too little text gets less than
+    its share: all of its windows.
     """
 
     def __init__(self, store: TokenStore, window: int, count: int, *, isolate: bool = False) -> None:
@@ -96,7 +97,7 @@ class EvalData:
         return sum(len(indices) for indices in self._indices)
 
     def windows(self, domain: str, size: int) -> Iterator[Windows]:
-        """The windows of a domain in order, `size` at a time; the last time there may be fewer."""
+        """Yield the windows of a domain in order, `size` at a time; the last batch may have fewer."""
         if size < 1:
             raise ValueError(f"size is {size}; a batch needs at least one window")
         number = self.domains.index(domain)
@@ -104,14 +105,14 @@ class EvalData:
         for first in range(0, len(indices), size):
             indices_B = indices[first : first + size]
             domains_B = np.full(len(indices_B), number, np.int64)
-            # a window's number is its own, however many others are judged beside it
+            # a number that belongs to the window, however many others are evaluated
             samples_B = indices_B | np.uint64(number << 48)
             yield self._split.windows(domains_B, indices_B, samples_B)
 
 
 @final
 class _Split:
-    """A split as numbered windows, domain by domain."""
+    """One split of all domains, with numbered windows in each domain."""
 
     def __init__(self, store: TokenStore, split: Split, window: int, isolate: bool) -> None:
         assert window >= 1, window
@@ -120,7 +121,7 @@ class _Split:
         self.counts = tuple(domain.count for domain in self._domains)
 
     def windows(self, domains_B: Int64s, indices_B: Uint64s, samples_B: Uint64s) -> Windows:
-        """The windows at these indices of their domains, for the samples of these numbers."""
+        """Return the windows at these indices of their domains; `samples_B` are the numbers of the samples."""
         tokens_BW = np.empty((len(indices_B), self._window), np.int64)
         segments_BW = np.empty_like(tokens_BW) if self._isolate else None
         for number, domain in enumerate(self._domains):
@@ -131,11 +132,11 @@ class _Split:
 
 @final
 class _DomainWindows:
-    """One domain's shards of a split, cut into windows."""
+    """The shards of one domain in one split, cut into windows."""
 
     def __init__(self, store: TokenStore, split: Split, domain: str, window: int, isolate: bool) -> None:
         shards = store.tokens(split, domain)
-        # Views into the memory maps: a batch touches only the pages that its rows lie on.
+        # Views into the memory maps: reading a batch touches only the pages of its rows.
         self._shards = [s[: len(s) // window * window].reshape(-1, window) for s in shards]
         self._documents = store.documents(split, domain) if isolate else ()
         self._ends = np.cumsum([len(s) for s in self._shards], dtype=np.int64)
@@ -148,7 +149,7 @@ class _DomainWindows:
             )
 
     def read(self, index_B: Int64s, rows_B: Int64s, tokens_BW: Int64s, segments_BW: Int64s | None) -> None:
-        """Write the windows at these indices into the given rows, and the segments of their tokens if asked."""
+        """Write the windows at these indices into the given rows, and their segments too if `segments_BW` is given."""
         shard_B = np.searchsorted(self._ends, index_B, side="right")
         for shard in np.unique(shard_B):
             here_B = shard_B == shard

@@ -1,16 +1,16 @@
-"""Tokens on disk: a folder that is written once, is whole when it is there, and is memory-mapped.
+"""Tokens on disk: a folder that is written once, is complete whenever it exists, and is memory-mapped.
 
     tokenizer.json
-    tokenizer_config.json        where the tokenizer has names of its own for the special tokens: which they are
-    wiki-train-00000.tokens      the documents' tokens, each with an end token; little-endian integers
+    tokenizer_config.json        the tokenizer's names of the special tokens; only if they differ from ours
+    wiki-train-00000.tokens      the documents' tokens, each document with an end token; little-endian integers
     wiki-train-00000.documents   where each document ends in that file, in tokens; little-endian uint64
     wiki-valid-00000.tokens, wiki-valid-00000.documents, and so on for every shard and every domain
-    data.json                    written last: what the other files must be, with checksums and a fingerprint
-    .verified.json               which files were found whole (verification.py); no part of the data
+    data.json                    written last: describes the other files, with checksums and a fingerprint
+    .verified.json               which files passed verification (verification.py); not part of the data
 
-A domain is a named part of the text with a weight: its share in a mixture, relative to the other weights.
-Opening compares the sizes of the files with data.json, which is cheap and catches a torn copy; `verify`
-compares the checksums, and reads what has changed since it last did. `raptr.data.prepare` writes such a folder.
+A domain is a named kind of text with a weight: its share of the mixture, relative to the other weights. Opening a
+folder compares file sizes with data.json, which is cheap and detects incomplete copies. `verify` compares checksums,
+and reads only what has changed since the last time. `raptr.data.prepare` writes such folders.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ MANIFEST = "data.json"
 TOKENIZER = "tokenizer.json"
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSETS = np.dtype("<u8")
-# What a domain says beside its shards; it decides nothing about training, and older folders lack some of it.
+# Fields of a domain that do not affect training: the fingerprint leaves them out, and older folders lack some.
 BESIDE = ("duplicates", "broken", "empty", "train_bytes", "valid_bytes")
 
 Split = Literal["train", "valid"]
@@ -44,7 +44,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tokens and one of document ends, as data.json promises them."""
+    """A file of tokens and its file of document ends, as data.json describes them."""
 
     file: str
     tokens: int
@@ -54,13 +54,13 @@ class Shard:
 
     @property
     def documents_file(self) -> str:
-        """The file of document ends beside the tokens."""
+        """The name of the file with the document ends."""
         return str(Path(self.file).with_suffix(".documents"))
 
 
 @dataclass(frozen=True)
 class DomainShards:
-    """A named part of the text: its weight, its shards, what was left out of them, and each split's UTF-8 bytes."""
+    """A domain: its weight and shards, how many documents were left out, and the UTF-8 bytes of each split."""
 
     name: str
     weight: float
@@ -73,21 +73,21 @@ class DomainShards:
     valid_bytes: int | None = None
 
     def shards(self, split: Split) -> tuple[Shard, ...]:
-        """The shards of a split, in order."""
+        """Return the shards of a split, in order."""
         return self.train if split == "train" else self.valid
 
     def count(self, split: Split) -> int:
-        """Documents in a split."""
+        """Return the number of documents in a split."""
         return sum(shard.documents for shard in self.shards(split))
 
     def total(self, split: Split) -> int:
-        """Tokens in a split."""
+        """Return the number of tokens in a split."""
         return sum(shard.tokens for shard in self.shards(split))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What data.json says, apart from the format version and the fingerprint."""
+    """The contents of data.json, apart from the format version and the fingerprint."""
 
     vocabulary: int
     dtype: str
@@ -95,16 +95,16 @@ class Manifest:
     domains: tuple[DomainShards, ...]
     request: dict[str, Any] = field(default_factory=dict)
     special_tokens: dict[str, str] = field(default_factory=dict)
-    """The tokenizer's own names of special tokens, by ours; only those that differ."""
+    """Our names of special tokens, mapped to the tokenizer's; only those that differ."""
 
     @property
     def objective(self) -> str:
-        """What the text was prepared for; folders that do not say it were made when there was one objective."""
+        """The objective that the text was prepared for; requests for mlm do not name it."""
         return str(self.request.get("objective", BERT.objective))
 
     @property
     def fingerprint(self) -> str:
-        """A digest of all that decides what a run reads; where the text came from is not part of it."""
+        """A digest of everything that decides what a run reads; where the text came from is not included."""
         facts = self._facts()
         del facts["request"]
         for domain in facts["domains"]:
@@ -120,7 +120,7 @@ class Manifest:
         raise ValueError(f"domain is {name!r}. The prepared data has {names}.")
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every shard of every domain and split."""
+        """Return the shards of all domains and splits."""
         return tuple(shard for domain in self.domains for shard in domain.train + domain.valid)
 
     def to_json(self) -> str:
@@ -128,7 +128,7 @@ class Manifest:
 
     def _facts(self) -> dict[str, Any]:
         facts = {"format": FORMAT, **asdict(self)}
-        if not self.special_tokens:  # folders from before there were such names keep their fingerprint
+        if not self.special_tokens:  # folders that are older than this field keep their fingerprint
             del facts["special_tokens"]
         return facts
 
@@ -136,7 +136,7 @@ class Manifest:
 @final
 @dataclass(frozen=True)
 class TokenStore:
-    """A prepared folder, memory-mapped; made by `open_store`."""
+    """A prepared folder, memory-mapped. Use `open_store` to open one."""
 
     path: Path
     manifest: Manifest
@@ -144,31 +144,31 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same tokens, weights, tokenizer and format, wherever the folder lies."""
+        """Equal for equal tokens, weights, tokenizer and format, wherever the folder lies."""
         return self.manifest.fingerprint
 
     @property
     def domains(self) -> tuple[DomainShards, ...]:
-        """The domains, in the order in which they were given."""
+        """The domains, in the order in which they were prepared."""
         return self.manifest.domains
 
     def tokens(self, split: Split, domain: str) -> tuple[Tokens, ...]:
-        """The tokens of each shard of a domain's split."""
+        """Return the memory-mapped tokens of a domain's split, one array for each shard."""
         shards, dtype = self.manifest.domain(domain).shards(split), DTYPES[self.manifest.dtype]
         return tuple(np.memmap(self.path / s.file, dtype, mode="r") for s in shards)
 
     def documents(self, split: Split, domain: str) -> tuple[Uint64s, ...]:
-        """Where the documents of each shard of a domain's split end, in tokens from the shard's start."""
+        """Return where documents end in a domain's split: an array for each shard, in tokens from the shard's start."""
         shards = self.manifest.domain(domain).shards(split)
         return tuple(np.memmap(self.path / s.documents_file, OFFSETS, mode="r") for s in shards)
 
     def bytes_per_token(self, split: Split) -> dict[str, float]:
-        """The UTF-8 bytes of text per token, end tokens included, of each domain; without those that do not say it."""
-        counts = [(one, one.train_bytes if split == "train" else one.valid_bytes) for one in self.domains]
-        return {one.name: count / one.total(split) for one, count in counts if count}
+        """Return each domain's UTF-8 bytes per token, counting end tokens; leave out domains without counted bytes."""
+        counts = [(domain, domain.train_bytes if split == "train" else domain.valid_bytes) for domain in self.domains]
+        return {domain.name: count / domain.total(split) for domain, count in counts if count}
 
     def longest_window(self) -> int:
-        """Tokens in a row that every split of every domain has."""
+        """Return the length, in tokens, of the longest window that every split of every domain has."""
         splits = (domain.shards(split) for domain in self.manifest.domains for split in SPLITS)
         return min(max(shard.tokens for shard in shards) for shards in splits)
 
@@ -176,21 +176,21 @@ class TokenStore:
         return load(self.path / TOKENIZER)
 
     def verify(self, *, anew: bool = False) -> None:
-        """Compare every file's checksum; a ValueError names the first one that differs.
+        """Compare every file's checksum; raise a ValueError that names the first file whose checksum differs.
 
-        Files that have not changed since they were verified are only read again if `anew`: see verification.py.
+        Files that have not changed since their last verification are read again only with `anew`: see verification.py.
         """
         expected = {TOKENIZER: self.manifest.tokenizer_sha256}
         for shard in self.manifest.shards():
             expected[shard.file] = shard.tokens_sha256
             expected[shard.documents_file] = shard.documents_sha256
         if damage := first_damaged(self.path, expected, anew=anew):
-            name, found = damage
-            raise _damaged(self.path / name, f"the SHA-256 {expected[name]}", found)
+            name, actual = damage
+            raise _damaged(self.path / name, f"the SHA-256 {expected[name]}", actual)
 
 
 def open_store(path: Path) -> TokenStore:
-    """Open a prepared folder; a ValueError of one sentence says what is wrong with it."""
+    """Open a prepared folder, or raise a ValueError that says what is wrong with it."""
     manifest = _read_manifest(path / MANIFEST)
     itemsize = DTYPES[manifest.dtype].itemsize
     for shard in manifest.shards():
@@ -206,7 +206,7 @@ def open_store(path: Path) -> TokenStore:
 
 
 def dtype_for(vocabulary: int) -> str:
-    """The name of the smallest token type that holds every id."""
+    """Return the name of the smallest dtype that holds every token id of a vocabulary of this size."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
 
@@ -217,8 +217,8 @@ def _damaged(path: Path, expected: str, found: str) -> ValueError:
 def _check_size(path: Path, expected: int) -> None:
     if not path.is_file():
         raise _damaged(path, f"{expected} bytes", "no file")
-    if (found := path.stat().st_size) != expected:
-        raise _damaged(path, f"{expected} bytes", f"{found}")
+    if (size := path.stat().st_size) != expected:
+        raise _damaged(path, f"{expected} bytes", f"{size}")
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -228,9 +228,9 @@ def _read_manifest(path: Path) -> Manifest:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise _damaged(path, "JSON", f"text that is not ({error})") from error
-    found = facts.get("format") if isinstance(facts, dict) else None
-    if found != FORMAT:
-        raise _damaged(path, f"format version {FORMAT}", f"{found}")
+    version = facts.get("format") if isinstance(facts, dict) else None
+    if version != FORMAT:
+        raise _damaged(path, f"format version {FORMAT}", f"{version}")
     try:
         del facts["format"]
         fingerprint = facts.pop("fingerprint")
@@ -240,7 +240,7 @@ def _read_manifest(path: Path) -> Manifest:
         manifest = Manifest(**{**facts, "domains": tuple(DomainShards(**domain) for domain in facts["domains"])})
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"the fields of format version {FORMAT}", f"others ({error})") from error
-    # The fingerprint covers every field that is used below, so an edited or damaged value cannot get past.
+    # The fingerprint covers every field that affects training, so an edited or damaged value is noticed here.
     if fingerprint != manifest.fingerprint:
         raise _damaged(path, f"the fingerprint {fingerprint}", manifest.fingerprint)
     return manifest

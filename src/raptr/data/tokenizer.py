@@ -1,9 +1,9 @@
-"""Reads a tokenizer: which tokens it has, and whether an objective's special tokens are among them.
+"""Read a tokenizer: its tokens, its names of the special tokens, and whether it has those that an objective needs.
 
-A tokenizer trained here has the special tokens at its lowest ids, under the names of `Specials`. One that somebody else
-made may have them anywhere and call them otherwise: `tokenizer_config.json` and `special_tokens_map.json` beside it say
-how. A text that happens to contain "[MASK]" gets six ordinary characters, never the special token: only the project
-itself writes those.
+A tokenizer trained by raptr has the special tokens at its lowest ids, under the names in `Specials`. A tokenizer from
+elsewhere may have them at any ids and under other names, which `tokenizer_config.json` and `special_tokens_map.json`
+beside it list. A text that happens to contain "[MASK]" is encoded as six ordinary characters, never as the special
+token: only raptr itself writes special tokens.
 """
 
 import json
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 UNUSED = re.compile(r"\[unused\d+\]")
-NAMED = 8  # missing tokens that a message names
-# Which files beside tokenizer.json name special tokens, the first that does so first; and what they call our tokens.
+NAMED = 8  # the most missing tokens that an error message lists
+# The files beside tokenizer.json that may name special tokens, in order of precedence, and their keys for our tokens.
 CONFIG = "tokenizer_config.json"
 CONFIGS = (CONFIG, "special_tokens_map.json")
 STOCK_KEYS = {
@@ -39,8 +39,8 @@ STOCK_KEYS = {
 class Specials:
     """The special tokens of an objective, in the order of their ids in a vocabulary that is trained for it.
 
-    `end` follows every document on disk. A tokenizer with a `start` puts it before, and `end` behind, each text that it
-    encodes for a user; without one it adds nothing. A tokenizer that somebody else made may lack the `optional` ones.
+    `end` follows every document on disk. When a trained tokenizer encodes text for a user, it puts `start` in front and
+    `end` behind; without a `start` it adds neither. A tokenizer from elsewhere may lack the `optional` tokens.
     """
 
     objective: str
@@ -56,7 +56,7 @@ BERT = Specials("mlm", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), end="[SEP
 @final
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer, with their ids; `names` are its own names of special tokens, where they differ."""
+    """The ids of a tokenizer's tokens; `names` maps our names of special tokens to its own, where they differ."""
 
     ids: Mapping[str, int]
     names: Mapping[str, str] = field(default_factory=dict)
@@ -66,24 +66,24 @@ class Vocabulary:
         return len(self.ids)
 
     def __getitem__(self, token: str) -> int:
-        """The id of a token; a special one is asked for by our name."""
+        """Return the id of a token; special tokens are looked up by our names."""
         return self.ids[self.name(token)]
 
     def __contains__(self, token: str) -> bool:
         return self.name(token) in self.ids
 
     def name(self, token: str) -> str:
-        """What the tokenizer calls a special token."""
+        """Return the tokenizer's name of a special token."""
         return self.names.get(token, token)
 
     def missing(self, specials: Specials) -> list[str]:
-        """The special tokens that an objective needs and this vocabulary lacks."""
+        """Return the special tokens that an objective needs and this vocabulary lacks."""
         return [token for token in specials.tokens if token not in specials.optional and token not in self]
 
     def ordinary(self, specials: Specials) -> NDArray[np.bool_]:
-        """For each id whether the token is ordinary; a vocabulary that lacks a special token is refused.
+        """Return for each id whether its token is ordinary; raise a ValueError if a special token is missing.
 
-        Unused tokens are ordinary only behind the last special one.
+        Placeholders such as [unused7] are ordinary only if their ids are above that of the last special token.
         """
         name = specials.objective
         remedy = f"raptr prepare --objective {name}, without --tokenizer, trains a vocabulary that fits."
@@ -100,8 +100,8 @@ class Vocabulary:
 
 
 def load(path: Path) -> "Tokenizer":
-    """The tokenizer in a `tokenizer.json`."""
-    from tokenizers import Tokenizer  # not in the base install, which imports this file
+    """Load the tokenizer in a `tokenizer.json`; raise a ValueError if it cannot be read."""
+    from tokenizers import Tokenizer  # the base install lacks this package, but imports this file
 
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file. Name a tokenizer.json, or a folder that holds one.")
@@ -109,16 +109,16 @@ def load(path: Path) -> "Tokenizer":
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises a bare Exception for a file it cannot read
         raise ValueError(f"{path}: expected a tokenizer, found a file that is not one ({error})") from error
-    # Not part of the file's format, and without it a text could smuggle special tokens in.
+    # The file cannot store this setting. Without it, a text could smuggle in special tokens.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """The tokens in a `tokenizer.json`; the files beside it say what its special tokens are called.
+    """Read the tokens in a `tokenizer.json`, and the names of its special tokens from the files beside it.
 
-    A token that has our name is that token. Where no end token is named, the only special token there is (as GPT-2's)
-    ends documents.
+    A token with our name always is the special token. If no end token is named and the tokenizer has only one special
+    token (as GPT-2 has), that one ends documents.
     """
     tokenizer = load(file)
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -133,7 +133,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
 
 
 def _special_names(path: Path) -> dict[str, str]:
-    """The names of special tokens in a file of `transformers`, by its keys."""
+    """Return the names of special tokens in a file of `transformers`, by its keys; none if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -142,6 +142,6 @@ def _special_names(path: Path) -> dict[str, str]:
         raise ValueError(f"{path}: expected JSON, found text that is not ({error})") from error
     if not isinstance(facts, dict):
         raise ValueError(f"{path}: expected a mapping, found {type(facts).__name__}")
-    found: dict[str, Any] = {key: facts.get(key) for key in STOCK_KEYS.values()}
-    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
+    entries: dict[str, Any] = {key: facts.get(key) for key in STOCK_KEYS.values()}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in entries.items()}
     return {key: name for key, name in contents.items() if isinstance(name, str)}

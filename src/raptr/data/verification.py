@@ -1,9 +1,9 @@
-"""Checksums of a prepared folder, not computed anew at every start: 200 GB take minutes to read.
+"""Checksums of a prepared folder, remembered between starts, since reading 200 GB takes minutes.
 
-`.verified.json` in the folder remembers of each file that was read and found whole its checksum, size, inode and
-times of change. A file that is still the same by these is not read again; one that was written to, replaced or copied
-is. It is no part of the data: without it, or where it cannot be written, everything is read. What changes bytes
-and leaves all of these alone (a failing disk) is only found by reading everything, `anew`.
+`.verified.json` in the folder records the checksum, size, inode and times of change of each file that was read and
+found intact. A file for which all of these still hold is not read again; a file that was written to, replaced or
+copied is. `.verified.json` is not part of the data: if it is missing or cannot be written, everything is read. Damage
+that changes bytes but none of these facts (a failing disk) is found only by reading everything, with `anew`.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ REMEMBERED = ".verified.json"
 
 
 def first_damaged(folder: Path, expected: Mapping[str, str], *, anew: bool) -> tuple[str, str] | None:
-    """The first file that has not the expected SHA-256, with what it has; None where every file is whole."""
+    """Return the first file without the expected SHA-256, and its actual one; None if all files are intact."""
     before = {} if anew else _remembered(folder)
     whole: dict[str, dict[str, Any]] = {}
     try:
         for name, digest in expected.items():
             if not (folder / name).is_file():
                 return name, "no file"
-            facts = _facts(folder / name, digest)  # taken first: a change while the file is read is seen next time
-            if before.get(name) != facts and (found := sha256_of(folder / name)) != digest:
-                return name, found
+            facts = _facts(folder / name, digest)  # before reading, so that a change meanwhile is noticed next time
+            if before.get(name) != facts and (actual := sha256_of(folder / name)) != digest:
+                return name, actual
             whole[name] = facts
-    finally:  # what was read counts, even where a later file is damaged or the reading was stopped
+    finally:  # remember what was verified, even if a later file is damaged or reading was interrupted
         known = {**before, **whole}
         if known != before or anew:
-            with contextlib.suppress(OSError):  # a folder that is only read from
+            with contextlib.suppress(OSError):  # the folder may be read-only
                 write_json(folder / REMEMBERED, known)
     return None
 
