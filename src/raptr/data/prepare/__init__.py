@@ -1,4 +1,4 @@
-"""Text -> tokens on disk: everything that writes the folders which `raptr.data` reads."""
+"""Turn text into tokens on disk: writes the folders that `raptr.data` reads."""
 
 from raptr.data.prepare.corpus import Document, builtin
 from raptr.data.prepare.domains import DomainSource, parse_domain

@@ -1,8 +1,8 @@
-"""The first reading: checks every record, counts the documents, and takes the tokenizer's sample.
+"""The first reading: checks every record, counts the documents, and samples text for the tokenizer.
 
-A document is held out when the first half of its hash is low, so adding documents moves none of the others to
-the other side. Where a domain would have no held-out or no training document, the one with its lowest or highest
-hash changes sides; so do its copies in other domains.
+A document is held out if the first half of its hash is below a limit, so adding documents moves no others to the other
+side. If a domain would have no held-out document, the one with its lowest hash is held out after all; if it would have
+no training document, the one with its highest hash is trained on. Copies in other domains change sides with it.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from typing import final
 from raptr.data.prepare.domains import DomainSource
 from raptr.data.prepare.stream import Chunk
 
-# Bytes of text that the tokenizer is trained on, and how much of one document.
+# Bytes of text that the tokenizer is trained on, and the most characters of one document among them.
 SAMPLE = 2**26
 PIECE = 2**20
 
@@ -21,30 +21,30 @@ PIECE = 2**20
 @final
 @dataclass(frozen=True)
 class Sides:
-    """Which documents are held out: those below the limit, but for some that are forced."""
+    """Which documents are held out: those with hashes below the limit, apart from the exceptions listed."""
 
     limit: int
     held_out: frozenset[int] = frozenset()
     trained: frozenset[int] = frozenset()
 
     def holds_out(self, digest: bytes) -> bool:
-        """Whether the text of this digest is on the held-out side."""
+        """Return whether the text with this digest is held out."""
         value = side_value(digest)
         return value in self.held_out or (value < self.limit and value not in self.trained)
 
 
 def side_value(digest: bytes) -> int:
-    """The half of a digest that decides about the side."""
+    """Return the half of a digest that decides on which side its text is, as an integer."""
     return int.from_bytes(digest[:8], "little")
 
 
 @final
 @dataclass
 class Count:
-    """What the first reading found in one domain."""
+    """Counts of the first reading in one domain, with its lowest and highest hash."""
 
     documents: int = 0
-    held_out: int = 0  # of them, where the text to hold out is given
+    held_out: int = 0  # those among them that occur in given held-out text; 0 if none was given
     broken: int = 0
     problem: str = ""
     lowest: int = 2**64
@@ -62,7 +62,7 @@ class Count:
 @final
 @dataclass
 class Sample:
-    """The texts with the lowest hashes that together have `limit` bytes, whatever the order they come in."""
+    """The texts with the lowest hashes that together reach `limit` bytes, whatever the order of reading."""
 
     limit: int = SAMPLE
     size: int = 0
@@ -70,7 +70,7 @@ class Sample:
     known: set[bytes] = field(default_factory=set)
 
     def add(self, digest: bytes, text: str) -> None:
-        """Take a text in where its hash is low enough, and let go of those that are too many."""
+        """Add a text if its hash is low enough, and drop the highest ones while the rest still reaches `limit`."""
         key = -int.from_bytes(digest[8:], "little")
         if digest in self.known or (self.size >= self.limit and key < self.heap[0][0]):
             return
@@ -84,14 +84,14 @@ class Sample:
             self.size -= len(piece)
 
     def texts(self, sides: Sides) -> Iterator[str]:
-        """The sample's training documents; held-out text never reaches the tokenizer."""
+        """Yield the training documents of the sample; held-out text never reaches the tokenizer."""
         for _, digest, piece in sorted(self.heap):
             if not sides.holds_out(digest):
                 yield piece.decode()
 
 
 def given_sides(domains: Sequence[DomainSource], chunks: Iterator[Chunk]) -> Sides:
-    """The split where the text to hold out is given, in `chunks`; a ValueError names a domain that has none of it."""
+    """Return the split that holds out the texts in `chunks`; raise a ValueError that names a domain without any."""
     values: set[int] = set()
     counts = [Count() for _ in domains]
     domain = 0
@@ -116,7 +116,7 @@ def take_census(
     progress: Callable[[Chunk, int], None],
     given: Sides | None = None,
 ) -> tuple[Count, ...]:
-    """Read everything once; a ValueError names a domain that cannot be split in two, or not as `given`."""
+    """Read everything once; raise a ValueError that names a domain without documents on either side of the split."""
     counts = [Count() for _ in domains]
     domain = 0
     for chunk in chunks:
@@ -133,14 +133,14 @@ def take_census(
 
 
 def sides_of(counts: Sequence[Count], limit: int) -> Sides:
-    """The split that leaves no domain without a document on either side."""
+    """Return the split by the limit, with the exceptions that give every domain a document on either side."""
     held_out = frozenset(count.lowest for count in counts if count.lowest >= limit)
     trained = frozenset(count.highest for count in counts if count.highest < limit)
     return Sides(limit, held_out, trained)
 
 
 def _problem(domain: DomainSource, count: Count, given: Sides | None) -> str:
-    """Why a domain cannot be split in two; empty where it can."""
+    """Say why a domain cannot be split in two; empty if it can."""
     broken = _broken(count)
     if not count.documents:
         return f"has no document with text{broken}: {_paths(domain.paths)}. Give --data files with text."

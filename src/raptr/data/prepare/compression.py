@@ -1,4 +1,4 @@
-"""Compressed files as streams of bytes, and optional packages."""
+"""Compressed files as streams of bytes, and imports of optional packages."""
 
 import gzip
 import io
@@ -11,7 +11,7 @@ COMPRESSED = (".gz", ".xz", ".zst")
 
 
 def extra(module: str, name: str, reason: str) -> Any:
-    """An optional package; the sentence says how to install what is missing."""
+    """Import an optional package, or raise a ValueError that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -22,7 +22,7 @@ def extra(module: str, name: str, reason: str) -> Any:
 
 
 def decompressed(raw: BinaryIO, compression: str, path: Path) -> BinaryIO:
-    """The content of a file that ends with `compression`, which may be nothing."""
+    """Return the uncompressed content of a file; `compression` is its suffix, or empty if it is not compressed."""
     if compression == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if compression == ".xz":
@@ -34,7 +34,7 @@ def decompressed(raw: BinaryIO, compression: str, path: Path) -> BinaryIO:
 
 @final
 class _Zstd(io.RawIOBase):
-    """Frames of zstandard, one after the other; the package's own reader takes a torn file for a short one."""
+    """Reads consecutive zstandard frames; the package's own reader takes a truncated file for a shorter one."""
 
     def __init__(self, raw: BinaryIO, package: Any) -> None:
         self._raw, self._package, self._frame, self._left = raw, package, None, b""

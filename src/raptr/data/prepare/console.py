@@ -1,4 +1,4 @@
-"""What a person sees of a preparation: a bar while it runs, a table when it is done."""
+"""What a preparation shows on the terminal: a progress bar while it runs, a table when it is done."""
 
 import shlex
 from collections.abc import Iterator
@@ -18,15 +18,14 @@ from raptr.data.store import SPLITS, TokenStore
 
 NAMES = {"reading": "checking the text", "training": "training the tokenizer", "encoding": "writing tokens"}
 DOCUMENTS_HELP = "What of a text file is one document. [default: the file; where it is the only one: a paragraph]"
-SHORTEST = 8  # tokens that a sequence must have
+SHORTEST = 8  # the fewest tokens of a sequence
 
 
 @contextmanager
 def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
-    """A bar over the bytes of each stage, as a callback for `prepare_corpus`.
+    """Yield a callback for `prepare_corpus` that shows a progress bar over the bytes of each stage.
 
-    After Ctrl-C it says that the same command continues, and the exit code is 3; where nothing was saved, the interrupt
-    is passed on.
+    On Ctrl-C, print that the same command continues and exit with code 3; if nothing was saved, pass the interrupt on.
     """
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -64,7 +63,7 @@ def preparation_bar(console: Console, out: Path) -> Iterator[Report]:
 
 
 def preparation_table(store: TokenStore) -> Table:
-    """Domain by domain: weight, documents and tokens on both sides, and what was left out, if anything was."""
+    """Make a table of the domains: weight, documents and tokens of both splits, and what was left out, if anything."""
     columns: dict[str, list[str]] = {"weight": [f"{domain.weight:.4g}" for domain in store.domains]}
     for split, kept in zip(SPLITS, ("", "held-out "), strict=True):
         columns[f"{kept}docs"] = [f"{domain.count(split):,}" for domain in store.domains]
@@ -77,16 +76,16 @@ def preparation_table(store: TokenStore) -> Table:
     table = Table(title=Text(f"{store.path}: vocabulary of {store.vocabulary.size:,}"))
     table.add_column("domain", overflow="fold")
     for heading in columns:
-        table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal folds numbers, cuts none
+        table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal must not cut numbers
     for domain, *cells in zip([domain.name for domain in store.domains], *columns.values(), strict=True):
         table.add_row(Text(domain), *cells)
     return table
 
 
 def next_command(store: TokenStore, recipe: str, length: int, window: int) -> str:
-    """The command that trains on what was prepared, in a run of its own.
+    """Return the command that trains on the prepared data in a new run, with a shorter length if the text demands it.
 
-    `length` is the recipe's, `window` the raw tokens that a sequence of this length is made of.
+    `length` is the sequence length of the recipe, `window` the number of raw tokens that such a sequence is made of.
     """
     command = ["raptr", "pretrain", recipe, "--data", str(store.path), "--run", f"runs/{store.path.resolve().name}"]
     tokens = store.longest_window()

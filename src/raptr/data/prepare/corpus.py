@@ -1,11 +1,10 @@
 """The built-in corpus: the documentation and the sources that come with the running Python.
 
-It is text that every machine has, so a first run downloads nothing. Left out are the tests (half of the
-bytes, mostly data), installed packages, and what is generated when Python is built, which differs from
-machine to machine.
+Every machine has this text, so a first run downloads nothing. Left out are the tests (half of the bytes, mostly data),
+installed packages, and files generated when Python is built, which differ between machines.
 
-Modules are held out, not files: a package lies on one side as a whole. Modules quote each other (licences, notices,
-copied functions), so the held-out text is freed of every line that repeats text of the training side.
+Whole modules are held out, not single files, so all of a package lies on one side. Modules quote each other (licences,
+notices, copied functions), so every line that repeats text of the training side is removed from the held-out text.
 """
 
 import hashlib
@@ -19,31 +18,31 @@ from pydoc_data.topics import topics
 from raptr.data.prepare.overlap import without_shared
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
-# The topics are documents of their own: their file again could put one text on both sides of the split.
+# The help topics are documents already; with their file, a text could be on both sides of the split.
 SKIPPED_FILES = frozenset({"pydoc_data/topics.py"})
-# Written when Python is built: folders and compiler flags of one machine.
+# Generated when Python is built, with folders and compiler flags of one machine.
 BUILD_PREFIXES = ("_sysconfigdata", "config-")
-# The share of modules that is held out. They are chosen by their names, so every version of Python holds out the same.
+# The share of modules held out. Their names decide which, so every version of Python holds out the same ones.
 HELD_OUT = 0.05
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text and a name that tells it from all others."""
+    """A text with a unique name."""
 
     name: str
     text: str
 
 
 def builtin() -> Iterator[Document]:
-    """Python's help topics by name, then the standard library's files by path; always in the same order."""
+    """Yield Python's help topics by name, then the standard library's files by path; always in the same order."""
     for name in sorted(topics):
         yield Document(f"topics/{name}", topics[name])
     yield from python_files(Path(sysconfig.get_path("stdlib")))
 
 
 def split(documents: Iterable[Document]) -> tuple[list[Document], list[Document]]:
-    """The training and the held-out documents, which share no 63 bytes in a row."""
+    """Split documents into training and held-out ones, which share no 63 consecutive bytes."""
     train: list[Document] = []
     valid: list[Document] = []
     for document in documents:
@@ -61,7 +60,7 @@ def _held_out(name: str) -> bool:
 
 
 def python_files(root: Path) -> Iterator[Document]:
-    """The `.py` files under `root` that are neither tests nor generated, empty or undecodable."""
+    """Yield the `.py` files under `root` that are not tests, generated, empty or undecodable."""
     for name in sorted(_names(root)):
         try:
             text = (root / name).read_text(encoding="utf-8")

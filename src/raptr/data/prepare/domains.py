@@ -1,4 +1,4 @@
-"""Domains: which files make up each named part of the text, and what share of a mixture it gets."""
+"""Domains: which files each one consists of, and what share of the mixture it gets."""
 
 import glob
 import hashlib
@@ -20,9 +20,9 @@ HUB = "hf:"
 
 @dataclass(frozen=True)
 class DomainSource:
-    """A domain's name, its paths (files, folders, patterns, `hf:` datasets), and its weight if it has one.
+    """A domain's name, its paths (files, folders, patterns, `hf:` datasets), and its weight, if given.
 
-    `valid` are paths of text that is held out; without any, documents are held out by their hash.
+    `valid` has the paths of its held-out text; if there are none, documents are held out by their hash.
     """
 
     name: str
@@ -39,10 +39,10 @@ class DomainSource:
             raise ValueError(f"domain {self.name}: weight is {self.weight:g}. It must be a finite number above 0.")
 
     def inputs(self, field: str, documents: str | None = None) -> tuple[Input, ...]:
-        """The files behind all paths, in order, each once.
+        """Return the inputs behind all paths, those of held-out text included, in order and each once.
 
-        A text file is one document unless `documents` says otherwise. A domain of a single text file could not be
-        split then, so without `documents` that file is cut at blank lines.
+        A text file is one document unless `documents` says otherwise. A domain of a single text file could then not be
+        split, so without `documents` that file is cut at blank lines.
         """
         inputs = self._inputs((*self.paths, *self.valid), field, documents or "file")
         if documents is None and len(inputs) == 1:
@@ -59,13 +59,13 @@ class DomainSource:
                 inputs[path] = HubInput(path, field)
                 continue
             for file in self._files(path):
-                # Two patterns, or a link, may lead to the same file.
+                # Several patterns, or a link, may lead to the same file.
                 inputs.setdefault(os.path.realpath(file), FileInput.of(Path(file), field, documents))
         return tuple(inputs.values())
 
     def request(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """What was asked for, and what the files were at that time."""
-        digest = hashlib.sha256("\n".join(one.identity() for one in inputs).encode("utf-8", "surrogateescape"))
+        """Return the domain as requested, with the number, bytes and digest of its files as they are now."""
+        digest = hashlib.sha256("\n".join(source.identity() for source in inputs).encode("utf-8", "surrogateescape"))
         return {
             "name": self.name,
             "weight": self.weight,
@@ -81,7 +81,7 @@ class DomainSource:
             return [path]
         matches = [path] if os.path.isdir(path) else sorted(glob.glob(path, recursive=True))
         inside = (sorted(_within(match)) if os.path.isdir(match) else [match] for match in matches)
-        if files := [file for some in inside for file in some if _readable(file)]:
+        if files := [file for group in inside for file in group if _readable(file)]:
             return files
         if os.path.isdir(path):
             raise ValueError(f"domain {self.name}: the folder {path} holds no files.")
@@ -96,7 +96,7 @@ class DomainSource:
 
 
 def parse_domain(text: str) -> DomainSource:
-    """Read `NAME=PATH:WEIGHT`; the name and the weight may be left out, and what is a path as it stands is one."""
+    """Read `[NAME=]PATH[:WEIGHT]`; a path that exists is taken as one, even if it contains `=` or `:`."""
     name, equals, path = text.partition("=")
     if not equals or not NAME.fullmatch(name) or os.path.exists(text):
         name, path = "", text
@@ -113,7 +113,7 @@ def parse_domain(text: str) -> DomainSource:
 
 
 def checked(domains: Sequence[DomainSource]) -> None:
-    """Refuse domains that do not go together."""
+    """Raise a ValueError for domains that cannot be combined."""
     if not domains:
         raise ValueError("No domain was given. At least one is needed.")
     named: dict[str, DomainSource] = {}
@@ -136,7 +136,7 @@ def checked(domains: Sequence[DomainSource]) -> None:
 
 
 def check_out(domains: Sequence[DomainSource], out: Path) -> None:
-    """Refuse to write where the domains are read: a second start would read what the first one wrote."""
+    """Refuse a folder `out` inside the text of a domain: a second start would read what the first one wrote."""
     if out.name in ("", ".."):
         raise ValueError(f"out is {out}. Give the folder by its name.")
     for domain in domains:
@@ -158,22 +158,22 @@ def _check_weights(domains: Sequence[DomainSource]) -> None:
 
 
 def with_valid(domains: Sequence[DomainSource], texts: Sequence[str]) -> list[DomainSource]:
-    """The domains with held-out text given as `NAME=PATH`, or as `PATH` where there is one domain."""
+    """Return the domains with held-out text from `NAME=PATH`, or from `PATH` if there is only one domain."""
     checked(domains)
     named = {domain.name: domain for domain in domains}
     for text in texts:
-        given = parse_domain(text)
-        if given.weight is not None:
+        source = parse_domain(text)
+        if source.weight is not None:
             raise ValueError(f"valid is {text!r}. Held-out text has no weight; it goes to --data.")
-        name = domains[0].name if len(domains) == 1 and given.paths == (text,) else given.name
+        name = domains[0].name if len(domains) == 1 and source.paths == (text,) else source.name
         if name not in named:
             raise ValueError(f"valid is {text!r}. Give NAME=PATH with one of these names: {', '.join(named)}.")
-        named[name] = replace(named[name], valid=(*named[name].valid, *given.paths))
+        named[name] = replace(named[name], valid=(*named[name].valid, *source.paths))
     return list(named.values())
 
 
 def _named_after(path: str) -> str:
-    """A domain's name from its path: without endings, and without the parts that are patterns."""
+    """Derive a domain's name from its path, without suffixes and without the parts that are patterns."""
     if path.startswith(HUB):
         path = path.removeprefix(HUB).split(":")[0]
     parts = [part for part in Path(path).absolute().parts if not set(part) & set("*?[")]
@@ -185,7 +185,7 @@ def _named_after(path: str) -> str:
 
 
 def _within(folder: str) -> Iterator[str]:
-    """Every file below a folder, behind links too; hidden ones are left out, since nobody means them as text."""
+    """Yield every file below a folder, following links. Hidden files are left out, since nobody means them as text."""
     entered: set[str] = set()
     for path, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(path)
@@ -196,7 +196,7 @@ def _within(folder: str) -> Iterator[str]:
 
 
 def _readable(file: str) -> bool:
-    """Whether it is a file, or a link to nothing, which is reported when it is read; pipes and sockets are not."""
+    """Return True for files, and for broken links, which are reported when read; False for pipes and sockets."""
     return os.path.isfile(file) or not os.path.exists(file)
 
 

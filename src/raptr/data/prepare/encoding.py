@@ -1,13 +1,12 @@
-"""The second reading: every document becomes tokens, on all cores, and is written to its side.
+"""The second reading: several threads encode the documents, and each document's tokens are written to its split.
 
-One thread reads ahead, `workers` threads encode, and the caller's thread writes, always in the order of the
-reading: what is written does not depend on the number of threads. Encoding lets go of Python's lock, so
-threads are enough.
+One thread reads ahead, `workers` threads encode, and the caller's thread writes, always in the order of the reading,
+so the number of threads does not change the result. Threads suffice, since encoding releases Python's global lock.
 
-The tokenizer needs more than 100 bytes of memory for each character that it is given, so long documents are
-encoded piece by piece. A piece ends before white space, where byte-level BPE begins a new word in any case: the
-tokens are those of the whole document. So they are where a tokenizer puts a space in front of each text, since a
-piece's own first space is dropped there.
+The tokenizer needs more than 100 bytes of memory for each character of its input, so long documents are encoded piece
+by piece. A piece ends before white space, where byte-level BPE begins a new word in any case, so the tokens are those
+of the whole document. This also holds for tokenizers that put a space in front of each text: there, a piece's own first
+space is dropped.
 """
 
 import os
@@ -31,19 +30,19 @@ from raptr.data.prepare.stream import Chunk, Position, in_order
 from raptr.data.prepare.writer import ShardWriter
 from raptr.data.store import SPLITS, DomainShards, Split, Tokens
 
-# Seconds of work that a kill can cost.
+# Seconds between writes of the journal: the work that a kill can cost.
 JOURNAL_EVERY = 5.0
 SWITCH = "TOKENIZERS_PARALLELISM"
-# Characters of one document that are encoded at once.
+# The most characters of a document that are encoded at once.
 PIECE = 2**16
-# The last place for a cut, and how many characters behind it have to be seen: before a single space, which any kind
-# of tokenizer drops or keeps with the word after it; else before other white space.
+# Patterns that find the last place for a cut, and how many characters behind the cut each must see: best before a
+# single space, which every kind of tokenizer drops or keeps with the word after it; else before other white space.
 CUTS = ((re.compile(r".*\S(?= \S)", re.DOTALL), 2), (re.compile(r".*\S(?=[ \t\r\n])", re.DOTALL), 1))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a preparation is; `read` and `total` are bytes as they lie on the disk."""
+    """How far a preparation has come; `read` and `total` are bytes of the files on disk, before decompression."""
 
     stage: Literal["reading", "training", "encoding"]
     read: int
@@ -51,7 +50,7 @@ class Progress:
     documents: int = 0
     tokens: int = 0
     rate: float = 0.0
-    """Tokens per second since this start."""
+    """Tokens per second since this process began to encode."""
 
 
 def encode(
@@ -63,7 +62,7 @@ def encode(
     journal: Journal,
     progress: Callable[[Progress], None],
 ) -> Journal:
-    """Write the shards of all domains, `end` behind each document, from where the journal stands; the last journal."""
+    """Write the shards of all domains, from where the journal stands; return the last journal. `end` ends documents."""
     sides = journal.sides(request.limit)
     pieces = request.chunks(journal.position)
     encoder = Encoder(tokenizer, sides, dtype, end)
@@ -84,7 +83,7 @@ def _domain(
     journal: Journal,
     meter: "_Meter",
 ) -> Journal:
-    """Write what is left of the current domain."""
+    """Write the rest of the current domain; return the journal that follows."""
     index = journal.position.domain
     name = request.names[index]
     counts = np.array(journal.counts)
@@ -113,10 +112,10 @@ def _domain(
                 saved = time.monotonic()
         done = {split: writers[split].finish() for split in SPLITS}
     domain = DomainShards(name, 1.0, done["train"], done["valid"], *counts.tolist())
-    found = domain.count("train") + domain.count("valid")
-    if found != (expected := journal.documents[index]):
+    count = domain.count("train") + domain.count("valid")
+    if count != (expected := journal.documents[index]):
         raise ValueError(
-            f"domain {name} had {expected} documents on the first reading and {found} on the second. Start again when "
+            f"domain {name} had {expected} documents on the first reading and {count} on the second. Start again when "
             "nothing changes its files."
         )
     for split, side in (("train", "training"), ("valid", "held-out")):
@@ -137,7 +136,7 @@ def _domain(
 
 
 class Side(NamedTuple):
-    """The tokens of a chunk's documents on one side, the lengths of these, and the UTF-8 bytes of their text."""
+    """One split of a chunk: the tokens of its documents, the length of each document, and the text's UTF-8 bytes."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]
@@ -149,7 +148,7 @@ Encoded = dict[Split, Side]
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns a chunk into the tokens of each side, every document followed by `end`."""
+    """Encodes chunks: turns each into the tokens of both splits, with `end` behind every document."""
 
     tokenizer: Tokenizer
     sides: Sides
@@ -157,20 +156,20 @@ class Encoder:
     end: str
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """The chunk's tokens; its texts are dropped to free their memory."""
+        """Return the chunk's tokens for each split; the chunk's texts are dropped, to free their memory."""
         end = np.array([self.tokenizer.token_to_id(self.end)], self.dtype)
         short = [text for text in chunk.texts if len(text) <= PIECE]
         whole = iter(self._ids(short))
-        found: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
+        encoded: dict[Split, list[list[Tokens]]] = {split: [] for split in SPLITS}
         sizes = dict.fromkeys(SPLITS, 0)
         for text, digest in zip(chunk.texts, chunk.digests, strict=True):
             parts = [next(whole)] if len(text) <= PIECE else self._long(text)
             split: Split = "valid" if self.sides.holds_out(digest) else "train"
-            found[split].append([*parts, end])
+            encoded[split].append([*parts, end])
             sizes[split] += len(text.encode())
         chunk.texts.clear()
         result: Encoded = {}
-        for split, documents in found.items():
+        for split, documents in encoded.items():
             lengths = np.array([sum(map(len, parts)) for parts in documents], np.int64)
             tokens = [part for parts in documents for part in parts]
             result[split] = Side(np.concatenate([end[:0], *tokens]), lengths, sizes[split])
@@ -184,18 +183,18 @@ class Encoder:
 
     @cached_property
     def _adds_a_space(self) -> bool:
-        """Whether each text that is encoded gets a space in front, as with Llama's first tokenizers."""
+        """Whether the tokenizer puts a space in front of each text, as Llama's first tokenizers do."""
         whole, first, bare, spaced = (one.tolist() for one in self._ids(["a b", "a", "b", " b"]))
         return bool(whole == first + bare != first + spaced)
 
     def _ids(self, texts: list[str]) -> list[Tokens]:
-        # The fast variant gives the same ids and leaves out the offsets into the text.
+        # The fast variant returns the same ids without offsets into the text.
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, self.dtype) for one in encodings]
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces of at most PIECE characters, cut before white space where there is any."""
+    """Yield a text in pieces of at most PIECE characters, cut before white space if possible."""
     start = 0
     while len(text) - start > PIECE:
         limit = start + PIECE
@@ -208,7 +207,7 @@ def pieces(text: str) -> Iterator[str]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Turn off the tokenizer's own threads: each worker is one already."""
+    """Turn off the tokenizer's own threads, since each worker is a thread already."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "false"
     try:

@@ -1,8 +1,8 @@
-"""The journal of a preparation: how far it has come, so that a killed one goes on from there.
+"""The journal of a preparation: how far it has come, so that it can continue after a kill.
 
-It is a small file in the work folder, replaced atomically after everything that it lists is on disk.
-What was written after it is cut off or overwritten, with the same bytes, since everything is a function of
-the request. It begins when the first reading is done and the tokenizer is there.
+It is a small file in the work folder, replaced atomically after everything that it lists is on disk. Whatever was
+written later is cut off or overwritten with the same bytes, since everything is a function of the request. The first
+journal is written when the first reading is done and the tokenizer exists.
 """
 
 import json
@@ -21,28 +21,28 @@ JOURNAL = "journal.json"
 
 @dataclass(frozen=True)
 class Journal:
-    """The request, what the first reading decided, and what is done."""
+    """The request, what the first reading decided, and what has been written."""
 
     request: dict[str, Any]
     version: str
-    """Of the package that trains the tokenizer and encodes: another one may give other tokens."""
+    """The version of the package `tokenizers`; another version may give other tokens."""
     documents: tuple[int, ...]
     held_out: tuple[int, ...]
     trained: tuple[int, ...]
     domains: tuple[DomainShards, ...] = ()
-    """The domains that are done."""
+    """The finished domains."""
     position: Position = BEGINNING
     written: tuple[Written, ...] = (Written(), Written())
-    """Of the domain at work: the training and the held-out split."""
+    """How far the training and the held-out split of the current domain are written."""
     counts: tuple[int, ...] = (0, 0, 0, 0, 0)
-    """Of the domain at work: duplicates, broken and empty documents, bytes of training and of held-out text."""
+    """In the current domain: duplicates, broken and empty documents, bytes of training and of held-out text."""
 
     def sides(self, limit: int) -> Sides:
-        """The split that the first reading decided on."""
+        """Return the split that the first reading decided on."""
         return Sides(limit, frozenset(self.held_out), frozenset(self.trained))
 
     def start(self, split: Split) -> Written:
-        """Where a split of the domain at work stands."""
+        """Return how far a split of the current domain is written."""
         return self.written[SPLITS.index(split)]
 
     def write(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Journal:
 
 
 def read_journal(folder: Path) -> Journal | None:
-    """The journal in a work folder; None when there is none that can be read."""
+    """Return the journal in a work folder; None if there is none or it cannot be read."""
     try:
         facts = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
         return Journal(

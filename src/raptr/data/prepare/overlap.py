@@ -1,4 +1,4 @@
-"""Cuts text that also stands elsewhere out of held-out documents, so that a held-out loss measures no memory."""
+"""Remove text that also occurs elsewhere from held-out documents, so that a held-out loss does not measure memory."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from raptr.hashing import Uint64s
 
-# Two overlapping hashes of HALF bytes tell whether WINDOW bytes are the same. A token of byte-level BPE is at least
-# one byte, so texts that share no WINDOW bytes share no window of as many tokens, whatever the vocabulary.
+# Two overlapping hashes of HALF bytes each tell whether WINDOW bytes are equal. A token of byte-level BPE is at least
+# one byte, so texts that share no WINDOW consecutive bytes share no WINDOW consecutive tokens, whatever the vocabulary.
 HALF = 32
 WINDOW = 2 * HALF - 1
 BASE, MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
-PREFIX = 24  # bits of a hash that a first, cheap comparison looks at
+PREFIX = 24  # bits of a hash that a first, cheap comparison uses
 
 
 def without_shared(texts: Sequence[str], others: Iterable[str]) -> list[str]:
-    """The texts without the lines that have a part in WINDOW bytes in a row that any of the others has, too."""
+    """Remove from the texts every line that touches WINDOW consecutive bytes that `others` contain too."""
     known = _hashes("\0".join(others).encode())
     left = [text.encode() for text in texts]
     while True:
@@ -26,12 +26,12 @@ def without_shared(texts: Sequence[str], others: Iterable[str]) -> list[str]:
         if not shared.any():
             return [text.decode() for text in left]
         ends = np.cumsum([len(one) for one in hashes])[:-1]
-        # Removing lines brings others together, so the result is looked at again.
-        left = [_cut(text, np.flatnonzero(one)) for text, one in zip(left, np.split(shared, ends), strict=True)]
+        # Removing lines joins others, which may create new overlaps, so check the result again.
+        left = [_cut(text, np.flatnonzero(mask)) for text, mask in zip(left, np.split(shared, ends), strict=True)]
 
 
 def _hashes(text: bytes) -> Uint64s:
-    """A hash of the WINDOW bytes at each place of the text; none where it is shorter."""
+    """Return a hash of the WINDOW bytes at each position of the text; none if the text is shorter."""
     values: Uint64s = np.frombuffer(text, np.uint8).astype(np.uint64) + np.uint64(1)
     size, factor = 1, BASE
     while size < HALF:
@@ -42,7 +42,7 @@ def _hashes(text: bytes) -> Uint64s:
 
 
 def _shared(hashes: Uint64s, known: Uint64s) -> NDArray[np.bool_]:
-    """Which of the hashes are known; equal to `np.isin`, which would sort millions of numbers."""
+    """Return which hashes are known, as `np.isin` does, without sorting all of the millions of known ones."""
     shift = np.uint64(64 - PREFIX)
     possible = np.zeros(2**PREFIX, np.bool_)
     possible[hashes >> shift] = True
@@ -50,7 +50,7 @@ def _shared(hashes: Uint64s, known: Uint64s) -> NDArray[np.bool_]:
 
 
 def _cut(text: bytes, starts: NDArray[np.intp]) -> bytes:
-    """The text without the lines that the windows at these starts touch."""
+    """Return the text without the lines that the windows at these starts touch."""
     covered = np.zeros(len(text) + 1, np.int64)
     np.add.at(covered, starts, 1)
     np.add.at(covered, starts + WINDOW, -1)

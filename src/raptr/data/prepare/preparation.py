@@ -2,16 +2,16 @@
 
     prepare_corpus   files, folders and datasets, one or several domains: `raptr prepare`
     prepare          documents in memory
-    prepare_builtin  the text that every machine has
+    prepare_builtin  the built-in corpus, which every machine has
 
-All three go the same way. The documents are read twice, once to check them and to sample the tokenizer's text
-(`census.py`), and once to be encoded (`encoding.py`), and are never all in memory.
+All three work alike. The documents are read twice and never all held in memory: first to check them and to sample
+text for the tokenizer (`census.py`), then to encode them (`encoding.py`).
 
-`prepare_corpus` works in `OUT.partial`, and OUT appears by renaming, so a folder that is there is whole. Killed
-at any moment and started again with the same request, it goes on after the last entry of its journal and ends
-with the same bytes; what is repeated is the first reading if it was not finished, and with `deduplicate` the
-reading (not the encoding) of what is done. A changed request starts over and says why; an OUT that another
-request made is refused.
+`prepare_corpus` works in `OUT.partial` and renames it to OUT at the end, so a folder OUT is always complete. When it
+is killed and started again with the same request, it continues after the last entry of its journal and ends with the
+same bytes. It repeats the first reading if that was not finished; with `deduplicate` it also reads, but does not
+encode, the finished text again. With a changed request it starts over and says why. If another request made OUT, it
+raises a ValueError.
 """
 
 import json
@@ -50,7 +50,7 @@ from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, load, read_
 from raptr.files import made, sha256_of, sync, write_text
 
 VOCABULARY = 30_000
-# Part of the built-in corpus's folder name: raised when its documents or their split change.
+# Part of the name of the built-in corpus's folder: increase it when its documents or their split change.
 SPLIT = 2
 
 Documents = Callable[[], Iterable[Document]]
@@ -59,7 +59,7 @@ Say = Callable[[str], None]
 
 
 def prepare_builtin(folder: Path, vocabulary: int, *, specials: Specials = BERT) -> TokenStore:
-    """The built-in corpus in its place under `folder`: reused when it is there and whole, else built."""
+    """Return the built-in corpus from its folder under `folder`; prepare it if it is missing or damaged."""
     objective = "" if specials == BERT else f"-{specials.objective}"
     name = f"builtin-python{platform.python_version()}-split{SPLIT}-vocabulary{vocabulary}-format{FORMAT}{objective}"
     target = folder / name
@@ -68,7 +68,7 @@ def prepare_builtin(folder: Path, vocabulary: int, *, specials: Specials = BERT)
             store = open_store(target)
             store.verify()
         except ValueError:
-            # It is a cache and only ours: what is damaged is made again.
+            # The folder is only our cache: if it is damaged, make it again.
             shutil.rmtree(target)
         else:
             return store
@@ -87,14 +87,14 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     progress: Report | None = None,
 ) -> TokenStore:
-    """Write documents as a new folder of one domain; what a crash leaves is not used again.
+    """Write documents as a new folder of one domain; work that a crash interrupts is not continued.
 
     `documents` and `valid` are called more than once and must give the same documents in the same order; empty ones
-    are left out. `valid` are the held-out documents; without them, documents are held out by their hash.
-    A shard holds whole documents: at most `shard_tokens` tokens, or a single document that is longer.
+    are left out. `valid` gives the held-out documents; without it, documents are held out by their hash. A shard holds
+    whole documents: at most `shard_tokens` tokens, or a single longer document.
     """
     source = DomainSource(domain, ("documents",), 1.0)
-    train, held_out = (tuple(DocumentsInput(one) for one in some if one) for some in ((documents,), (valid,)))
+    train, held_out = (tuple(DocumentsInput(call) for call in calls if call) for calls in ((documents,), (valid,)))
     inputs, valid_inputs = ((*train, *held_out),), (held_out,)
     request = Request((source,), inputs, vocabulary, valid=valid_inputs, shard_tokens=shard_tokens, specials=specials)
     if folder.exists():
@@ -107,7 +107,7 @@ def prepare(
             try:
                 work.rename(folder)
             except OSError:
-                # Another process may have been first. What it wrote is as good when it is the same.
+                # Another process may have been faster. Its folder is as good if its content is the same.
                 if not folder.exists() or open_store(folder).fingerprint != open_store(work).fingerprint:
                     raise
             sync(folder.parent)
@@ -133,13 +133,13 @@ def prepare_corpus(
     progress: Report | None = None,
     say: Say | None = None,
 ) -> TokenStore:
-    """Write the text of the domains as the folder `out`, with a tokenizer trained here or given as a file or folder.
+    """Write the text of the domains as the folder `out`, with a new tokenizer or the given one (a file or its folder).
 
     `specials` are the special tokens of the objective that will be trained.
 
-    `say` is told what the documents are, and when work is reused, goes on or starts over. `documents` says what of
-    a text file is a document: see `DomainSource.inputs`. `deduplicate` drops all but the first of the documents with
-    the same text, and keeps 16 bytes per document in memory for it.
+    `say` gets messages: what the documents are, and whether earlier work is reused, continued or discarded. `documents`
+    says what counts as a document of a text file: see `DomainSource.inputs`. `deduplicate` drops all but the first of
+    several documents with the same text, which takes 16 bytes of memory per document.
     """
     say = say or _silent
     check_out(domains, out)
@@ -170,7 +170,7 @@ def prepare_corpus(
                 _write(work, request, journal, progress or _silent, say)
             _tidy(work)
             if out.exists():
-                out.rmdir()  # it is empty, and not everywhere can a folder be renamed onto another
+                out.rmdir()  # it is empty; not every system can rename a folder onto another
             work.rename(out)
             sync(out.parent)
         finally:
@@ -179,7 +179,7 @@ def prepare_corpus(
 
 
 def _write(work: Path, request: Request, journal: Journal | None, progress: Report, say: Say) -> None:
-    """Fill the work folder, from where the journal stands, until nothing but its name is missing."""
+    """Complete the work folder from where the journal stands; only renaming it to its final name is left."""
     if journal is None:
         journal = _begin(work, request, progress, say)
     facts = read_vocabulary(work / TOKENIZER)
@@ -187,9 +187,9 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
     end = facts.name(request.specials.end)
     journal = encode(work, load(work / TOKENIZER), end, DTYPES[dtype], request, journal, progress)
     trained = [domain.total("train") for domain in journal.domains]
-    weights = [one.weight or tokens / sum(trained) for one, tokens in zip(request.domains, trained, strict=True)]
+    weights = [source.weight or tokens / sum(trained) for source, tokens in zip(request.domains, trained, strict=True)]
     for i, (name, quota) in enumerate(zip(request.names, quotas(weights), strict=True)):
-        # Without weights, a mixture takes from each domain as much as there is of it, but at least one sample.
+        # Without weights, each domain gets its share of the tokens, but at least one sample of a cycle.
         if quota == 0:
             say(f"domain {name} has {weights[i]:.2%} of the tokens; it gets the smallest weight that works, 1/{CYCLE}")
             weights[i] = 1 / CYCLE
@@ -208,7 +208,7 @@ def _write(work: Path, request: Request, journal: Journal | None, progress: Repo
 
 
 def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
-    """The first reading and the tokenizer."""
+    """Read all documents once, train or copy the tokenizer, and write the first journal."""
 
     def read(chunk: Chunk, documents: int) -> None:
         progress(Progress("reading", chunk.read, request.total, documents))
@@ -246,7 +246,7 @@ def _begin(work: Path, request: Request, progress: Report, say: Say) -> Journal:
 
 
 def _mention_short_held_out(domains: Iterable[DomainShards], held_out: float, say: Say) -> None:
-    """Say where documents were held out as asked, but have less than a quarter of that fraction of the tokens."""
+    """Say which domains hold out the requested fraction of documents, but less than a quarter of it in tokens."""
     for domain in domains:
         tokens = domain.total("valid") / (domain.total("train") + domain.total("valid"))
         if tokens < held_out / 4:
@@ -259,7 +259,7 @@ def _mention_short_held_out(domains: Iterable[DomainShards], held_out: float, sa
 
 
 def _tidy(work: Path) -> None:
-    """Check that the folder is whole, and leave nothing in it but what it promises."""
+    """Check that the folder is complete, and delete every file that is not part of the data."""
     shards = open_store(work).manifest.shards()
     names = {MANIFEST, TOKENIZER, CONFIG, *(name for shard in shards for name in (shard.file, shard.documents_file))}
     for path in work.iterdir():
@@ -269,4 +269,4 @@ def _tidy(work: Path) -> None:
 
 
 def _silent(_: object) -> None:
-    """Tell nobody."""
+    """Ignore a message or a report of progress."""

@@ -1,10 +1,10 @@
-"""Inputs: files, streamed datasets and documents in memory, read record by record.
+"""The inputs of a preparation: files, streamed datasets and documents in memory, read record by record.
 
-A record is a line of a `.jsonl` file (also `.json`, `.ndjson`) or a row of a `.parquet` file or of a dataset. Any
-other file is plain text: one record, or one for each line or each paragraph, as is asked for. Files may be
-compressed: `.gz`, `.xz`, `.zst`. A record that cannot be read is given as a problem, a sentence with file and line;
-the caller decides whether it stops there. Nothing but the current record is held in memory (of a parquet file: the
-current row group), and record n can be reached again without parsing those before it.
+A record is a line of a `.jsonl` file (also `.json`, `.ndjson`), or a row of a `.parquet` file or a dataset. Any other
+file is plain text: a record is the whole file, a paragraph or a line, as requested. Files may be compressed: `.gz`,
+`.xz`, `.zst`. A record that cannot be read is yielded as a problem, a sentence that names file and line; the caller
+decides whether to stop there. Only the current record is held in memory (of a parquet file: the current row group),
+and reading can start again at record n without parsing the records before it.
 """
 
 import json
@@ -24,20 +24,20 @@ from raptr.data.prepare.compression import COMPRESSED, decompressed, extra
 from raptr.data.prepare.corpus import Document
 
 LINES = (".jsonl", ".ndjson", ".json")
-# A document is held in memory as a whole.
+# The most bytes of a document, since each is held in memory as a whole.
 LONGEST = 2**26
 ROWS = 256
 NEWLINE = b"\n"
-# Whole numbers become floats: they are not used, and Python refuses those of thousands of digits.
+# Parse integers as floats: their values are not used, and Python refuses integers of thousands of digits.
 JSON = json.JSONDecoder(parse_int=float)
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
-# What a document of plain text can be, and what it is called.
+# What can be one document of a plain text file (`--documents`), and its name in messages.
 DOCUMENTS = {"file": "text file", "blank-line": "paragraph", "line": "line of text"}
 
 
 class Record(NamedTuple):
-    """A text, or else why there is none, and how many bytes of the input have been read."""
+    """A text or the problem with it, one of them empty, and how many bytes of the input have been read."""
 
     text: str
     problem: str
@@ -45,27 +45,27 @@ class Record(NamedTuple):
 
 
 class Input(Protocol):
-    """Something that gives the same records every time it is read."""
+    """A source of records that gives the same ones every time it is read."""
 
     @property
     def size(self) -> int:
-        """Bytes to be read, as far as they are known."""
+        """Bytes to read; 0 if unknown."""
 
     @property
     def unit(self) -> str:
-        """What one document of it is, in words."""
+        """What one of its documents is, in words, such as "row"."""
 
     def identity(self) -> str:
-        """What tells this input, and its content, from others."""
+        """Return a string that identifies the input and its content."""
 
     def records(self, start: int) -> Iterator[Record]:
-        """The records from number `start` on."""
+        """Yield the records from number `start` (from 0) on."""
 
 
 @final
 @dataclass(frozen=True)
 class FileInput:
-    """A file: lines of JSON, a parquet table, or text, whose `documents` are the file, its paragraphs or its lines."""
+    """A file: lines of JSON, a parquet table, or text; `documents` says what a document of text is, see DOCUMENTS."""
 
     path: Path
     size: int
@@ -75,7 +75,7 @@ class FileInput:
 
     @classmethod
     def of(cls, path: Path, field: str, documents: str = "file") -> "FileInput":
-        """The file as it is now; one that cannot be looked at is reported when it is read."""
+        """Describe the file as it is now; a file that cannot be accessed is reported when it is read."""
         try:
             facts = path.stat()
         except OSError:
@@ -88,11 +88,11 @@ class FileInput:
         return {"table": "row", "json": "line of JSON", "text": DOCUMENTS[self.documents]}[kind]
 
     def identity(self) -> str:
-        """Path, size and time of the last change."""
+        """Return path, size and time of the last change."""
         return f"{self.path.as_posix()}\t{self.size}\t{self.modified}"
 
     def records(self, start: int) -> Iterator[Record]:
-        """The records from number `start` on; a file that cannot be opened is one problem."""
+        """Yield the records from number `start` on; a file that cannot be opened yields one problem."""
         kind, compression = self._kinds()
         if kind == "table":
             yield from self._table(start)
@@ -112,7 +112,7 @@ class FileInput:
                 yield from islice(self._passages(stream, raw), start, None)
 
     def _kinds(self) -> tuple[Literal["table", "json", "text"], str]:
-        """What the file is by its name, and the ending of its compression."""
+        """Return the kind of file, and the suffix of its compression or an empty string, both from its name."""
         name = self.path.name.lower()
         if name.endswith(".parquet"):
             return "table", ""
@@ -135,7 +135,7 @@ class FileInput:
             yield self._decoded(data, 1, self.size)
 
     def _passages(self, stream: BinaryIO, raw: BinaryIO) -> Iterator[Record]:
-        """The paragraphs, which blank lines separate, or the lines that are not blank."""
+        """Yield the paragraphs, which blank lines separate, or the lines that are not blank."""
         passage, first = bytearray(), 1
         for number, line, problem in self._raw_lines(stream):
             passage += line
@@ -149,7 +149,7 @@ class FileInput:
             yield self._decoded(bytes(passage), first, raw.tell())
 
     def _decoded(self, data: bytes, first: int, position: int) -> Record:
-        """Text that begins in line `first`; whatever is not text is a problem."""
+        """Decode a passage that begins in line `first`; bytes that are not text are a problem."""
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -166,7 +166,7 @@ class FileInput:
                 yield _record(f"{self.path}, line {number}", parsed, raw.tell())
 
     def _raw_lines(self, stream: BinaryIO) -> Iterator[tuple[int, bytes, tuple[str, str] | None]]:
-        """The lines with their numbers, or else what was expected and what was found."""
+        """Yield the lines with their numbers, from 1; for a broken one, also what was expected and what was found."""
         number = 0
         while True:
             number += 1
@@ -186,7 +186,7 @@ class FileInput:
                 yield number, line, None
 
     def _parsed(self, line: bytes) -> tuple[str, str, str]:
-        """The text of a line of JSON; or else what was expected and what was found."""
+        """Return the text in a line of JSON, or an empty text with what was expected and what was found."""
         if line.isspace():
             return "", "", ""
         try:
@@ -227,7 +227,7 @@ class FileInput:
                     if number > start:
                         place = self.size * number // total
                         yield _record(f"{self.path}, row {number}", _string(value, self.field), place)
-        except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        except (OSError, ValueError) as error:  # pyarrow's own errors are subclasses of these
             if number >= start:
                 yield self._broken(f", row {number + 1}", "a whole parquet file", _damage(error))
 
@@ -246,11 +246,11 @@ class HubInput:
     unit: str = "row"
 
     def identity(self) -> str:
-        """The name alone: nothing tells whether the dataset has changed."""
+        """Return the name alone, since nothing tells whether the dataset has changed."""
         return self.name
 
     def records(self, start: int) -> Iterator[Record]:
-        """The rows from number `start` on; an error of the network stops, whatever `skip_broken` says."""
+        """Yield the rows from number `start` on; a network error raises a ValueError, even with `skip_broken`."""
         datasets = extra("datasets", "datasets", self.name)
         path, config, split, *rest = [*self.name.removeprefix("hf:").split(":"), "", ""]
         if not path or any(rest):
@@ -275,14 +275,14 @@ class HubInput:
 @final
 @dataclass(frozen=True)
 class DocumentsInput:
-    """Documents in memory, given anew at each call."""
+    """Documents in memory; `documents` is called for each reading and gives them from the beginning."""
 
     documents: Callable[[], Iterable[Document]]
     size: int = 0
     unit: str = "document"
 
     def identity(self) -> str:
-        """Empty: the documents are not known before they are read."""
+        """Return an empty string, since the documents are not known before they are read."""
         return ""
 
     def records(self, start: int) -> Iterator[Record]:
@@ -291,19 +291,19 @@ class DocumentsInput:
 
 
 def _reach_hub(path: str) -> None:
-    """Ask the hub for anything, once: loading a dataset retries for half a minute before it gives up."""
-    hub = import_module("huggingface_hub")  # `datasets` needs it
+    """Check the hub with one request, to fail early: loading a dataset retries for half a minute before it gives up."""
+    hub = import_module("huggingface_hub")  # `datasets` depends on it
     if Path(path).exists() or hub.constants.HF_HUB_OFFLINE:
         return
     try:
         hub.get_session().head(hub.constants.ENDPOINT, timeout=10)
-    except Exception as error:  # the client's own kinds, which differ between versions
+    except Exception as error:  # the client's own exceptions, which differ between versions
         raise ConnectionError(f"{hub.constants.ENDPOINT}: {error}") from error
 
 
 @contextmanager
 def _retrying_silently() -> Iterator[None]:
-    """For a while, keep the hub's package from warning of each of its retries; what fails at last is an error."""
+    """Silence the warnings of the hub's package about each retry; the last failure still raises an error."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -314,13 +314,13 @@ def _retrying_silently() -> Iterator[None]:
 
 
 def _record(where: str, parsed: tuple[str, str, str], position: int = 0) -> Record:
-    """A text, or else what was expected and what was found, as a record."""
+    """Make a record from a text, or from what was expected and what was found."""
     text, expected, found = parsed
     return Record(text, f"{where}: expected {expected}, found {found}" if expected else "", position)
 
 
 def _missing(field: str, names: Iterable[str]) -> tuple[str, str]:
-    """What was expected and what was found where a line, row or table has no such field."""
+    """Return what was expected and what was found in a line, row or table without this field."""
     return f"the field {field!r} (--field names another)", ", ".join(map(repr, names)) or "no field"
 
 
@@ -347,7 +347,7 @@ def _byte(error: UnicodeDecodeError) -> str:
 
 
 def _damage(error: Exception) -> str:
-    """What is wrong with the file, in one line; an error that is not about the file is a bug and is raised again."""
+    """Say in one line what is wrong with a file; re-raise an error that is not about the file, since it is a bug."""
     if not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
         raise error
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a preparation is asked for: checked once, and compared when it is started again."""
+"""The request for a preparation: checked once, and compared with the earlier request when work is continued."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ READ_AHEAD = 8
 @final
 @dataclass(frozen=True)
 class Request:
-    """The domains with their inputs, and all settings."""
+    """The domains with their inputs, and all settings of a preparation."""
 
     domains: tuple[DomainSource, ...]
     inputs: tuple[tuple[Input, ...], ...]
@@ -60,17 +60,17 @@ class Request:
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """What the given tokenizer calls its special tokens, where it has names of its own."""
+        """Our names of special tokens, mapped to those of the given tokenizer; only those that differ."""
         return {} if self.tokenizer is None else existing(self.tokenizer, self.specials)[1].names
 
     @property
     def limit(self) -> int:
-        """The hashes below it are held out: none where held-out text is given."""
+        """Documents with hashes below it are held out; 0 if held-out text is given."""
         return 0 if any(self.valid) else int(self.held_out * 2**64)
 
     @property
     def threads(self) -> int:
-        """How many documents are encoded at a time: by default one on each core that this process may use."""
+        """The number of threads that encode: by default one for each core that this process may use."""
         return self.workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
     @property
@@ -78,17 +78,17 @@ class Request:
         return sum(one.size for inputs in self.inputs for one in inputs)
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
-        """The documents from `start` on, read by another thread."""
+        """Yield the documents from `start` on, read ahead by another thread."""
         read = chunks(self.inputs, start=start, deduplicate=self.deduplicate, skip_broken=self.skip_broken)
         return ahead(read, READ_AHEAD)
 
     def given_held_out(self) -> Iterator[Chunk]:
-        """The documents of the held-out text that was given."""
+        """Yield the documents of the given held-out text."""
         return chunks(self.valid, deduplicate=False, skip_broken=self.skip_broken)
 
     def facts(self) -> dict[str, Any]:
-        """All that decides about the result, as JSON."""
-        # Left out for mlm, since folders were prepared before there was another objective.
+        """Return everything that decides the result, as JSON values."""
+        # Left out for mlm, as in folders that are older than the other objectives.
         objective = {} if self.specials == BERT else {"objective": self.specials.objective}
         names = self.special_tokens
         return {
@@ -108,13 +108,13 @@ class Request:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The first way in which two requests differ; empty when they do not."""
+    """Describe the first difference between two requests; empty if there is none."""
     old, new = ({"objective": BERT.objective, **request} for request in (old, new))
     for key in new:
         if key != "domains" and old.get(key) != new[key]:
             return f"{key} was {old.get(key)}, is {new[key]}"
-    before, after = ([_normalised(one) for one in request.get("domains", [])] for request in (old, new))
-    if [one["name"] for one in before] != [one["name"] for one in after]:
+    before, after = ([_normalised(domain) for domain in request.get("domains", [])] for request in (old, new))
+    if [domain["name"] for domain in before] != [domain["name"] for domain in after]:
         return f"the domains were {_names(before)}, are {_names(after)}"
     for was, now in zip(before, after, strict=True):
         for key in ("weight", "paths", "valid"):
@@ -129,9 +129,9 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def _normalised(domain: Mapping[str, Any]) -> dict[str, Any]:
-    """A domain in which `texts/` and `./texts` are `texts`."""
+    """Return a domain with its paths normalised: `texts/` and `./texts` become `texts`."""
     return {**domain, **{key: [Path(path).as_posix() for path in domain[key]] for key in ("paths", "valid")}}
 
 
 def _names(domains: list[dict[str, Any]]) -> str:
-    return ", ".join(one["name"] for one in domains) or "none"
+    return ", ".join(domain["name"] for domain in domains) or "none"

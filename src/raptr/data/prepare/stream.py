@@ -1,8 +1,8 @@
-"""Documents in chunks: read in order, hashed, and without duplicates if asked.
+"""Documents in chunks: read in order, hashed, and deduplicated if requested.
 
-A document's identity is the hash of its text. Its first eight bytes decide whether the document is held out,
-so that copies of a text always lie on the same side; the next eight decide whether it is in the tokenizer's
-sample; all sixteen tell it from others. `Seen` keeps these sixteen bytes of every document read so far.
+A document is identified by the hash of its text, of 16 bytes. The first eight decide whether the document is held out,
+so copies of a text always lie on the same side; the other eight decide whether it is in the tokenizer's sample. All 16
+tell documents apart: `Seen` keeps them for every document read so far.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class Position(NamedTuple):
-    """Everything before this record of this input of this domain is done."""
+    """A place in the reading: a record of an input of a domain. Everything before it is done."""
 
     domain: int = 0
     input: int = 0
@@ -40,7 +40,7 @@ BEGINNING = Position()
 
 @dataclass
 class Chunk:
-    """Some documents of one domain, what was left out between them, and where the reading stands after them."""
+    """Consecutive documents of one domain, counts of what was left out between them, and the position behind them."""
 
     position: Position
     read: int = 0
@@ -55,31 +55,31 @@ class Chunk:
 
 
 def digest_of(text: str) -> bytes:
-    """Sixteen bytes that belong to a text."""
+    """Return the 16 bytes that identify a text."""
     return hashlib.sha256(text.encode()).digest()[:DIGEST]
 
 
 def chunks(
     domains: Sequence[Sequence[Input]], *, start: Position = BEGINNING, deduplicate: bool, skip_broken: bool
 ) -> Iterator[Chunk]:
-    """All documents from `start` on; the last chunk of a domain says so, and may be empty.
+    """Yield the documents from `start` on, in chunks. The last chunk of each domain is marked, and may be empty.
 
-    Without duplicates, what lies before `start` is read again, since the memory of it is not kept on disk.
+    With `deduplicate`, everything before `start` is read again, since the digests of earlier documents are not stored.
     """
     seen = Seen() if deduplicate else None
     before = 0
     for domain, inputs in enumerate(domains):
         if seen is None and domain < start.domain:
-            before += sum(one.size for one in inputs)
+            before += sum(source.size for source in inputs)
             continue
         chunk = Chunk(Position(domain))
-        for index, one in enumerate(inputs):
+        for index, source in enumerate(inputs):
             place = (domain, index)
             if seen is None and place < start[:2]:
-                before += one.size
+                before += source.size
                 continue
             first = start.record if seen is None and place == start[:2] else 0
-            for number, (text, problem, position) in enumerate(one.records(first), first + 1):
+            for number, (text, problem, position) in enumerate(source.records(first), first + 1):
                 if problem:
                     if not skip_broken:
                         raise ValueError(f"{problem}. Correct the file, or leave such text out with --skip-broken.")
@@ -90,7 +90,7 @@ def chunks(
                 else:
                     chunk.texts.append(text)
                     chunk.size += len(text)
-                # Cut at `start` too, so that a chunk lies on one side of it.
+                # Also cut at `start`, so that no chunk reaches across it.
                 here = Position(domain, index, number)
                 if chunk.size >= CHUNK or len(chunk.texts) >= DOCUMENTS or here == start:
                     chunk.position, chunk.read = here, before + position
@@ -98,7 +98,7 @@ def chunks(
                     if here > start:
                         yield chunk
                     chunk = Chunk(here)
-            before += one.size
+            before += source.size
         chunk.position, chunk.read, chunk.last = Position(domain + 1), before, True
         _hash(chunk, seen)
         if chunk.position > start:
@@ -116,13 +116,13 @@ def _hash(chunk: Chunk, seen: "Seen | None") -> None:
 
 @final
 class Seen:
-    """A set of digests at 16 bytes each: a few sorted runs, merged when two are of about the same length."""
+    """A set of digests, 16 bytes each, in a few sorted arrays; two are merged when they have about the same length."""
 
     def __init__(self) -> None:
         self._runs: list[NDArray[np.bytes_]] = []
 
     def add(self, digests: Sequence[bytes]) -> list[bool]:
-        """Remember the digests; which of them are here for the first time."""
+        """Add the digests; return for each whether it is new. Of equal digests, only the first is."""
         unique, index = np.unique(np.frombuffer(b"".join(digests), f"S{DIGEST}"), return_index=True)
         new = np.ones(len(unique), np.bool_)
         for run in self._runs:
@@ -140,8 +140,8 @@ class Seen:
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """The same items, read by another thread up to `depth` in advance."""
-    # One thread, so the calls of `next` come one after the other and their results in order.
+    """Yield the items in order, while another thread reads up to `depth` of them in advance."""
+    # With one thread, the calls of `next` follow one another, so the order is kept.
     for item, _ in in_order(lambda _: next(items, None), repeat(None), workers=1, depth=depth):
         if item is None:
             return
@@ -151,7 +151,7 @@ def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
 def in_order(
     work: Callable[[T], R], items: Iterator[T], workers: int, depth: int
 ) -> Generator[tuple[R, T], None, None]:
-    """Each item's result with the item, in order, from threads that are up to `depth` items in advance."""
+    """Yield each item's result with the item, in order, while threads work on up to `depth` items in advance."""
     pending: deque[tuple[Future[R], T]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -1,6 +1,6 @@
-"""Makes the tokenizer: byte-level BPE trained on the corpus (Sennrich et al., 2016; Radford et al., 2019), or a file.
+"""Get the tokenizer: train byte-level BPE on the corpus (Sennrich et al., 2016; Radford et al., 2019), or load a file.
 
-Every text can be encoded, since each of the 256 bytes is a token.
+Any text can be encoded, since each of the 256 bytes is a token.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from tokenizers.trainers import BpeTrainer
 from raptr.data.tokenizer import BERT, CONFIG, STOCK_KEYS, Specials, Vocabulary, load, read_vocabulary
 
 UNKNOWN = "[UNK]"
-LARGEST = 2**20  # as data.vocabulary; the trainer makes room for all of them at once
+LARGEST = 2**20  # the limit of data.vocabulary too; the trainer allocates memory for all tokens at once
 
 
 def checked_size(size: int, specials: Specials) -> None:
-    """Refuse a vocabulary that cannot hold every byte, or is so large that it is a slip."""
+    """Refuse a vocabulary size too small to hold every byte, or so large that it must be a mistake."""
     smallest = len(specials.tokens) + 256
     if not smallest <= size <= LARGEST:
         raise ValueError(
@@ -30,7 +30,7 @@ def checked_size(size: int, specials: Specials) -> None:
 
 
 def train(texts: Iterable[str], size: int, specials: Specials = BERT) -> Tokenizer:
-    """A tokenizer of at most `size` tokens (fewer when the texts hold no more), given by the texts alone."""
+    """Train a tokenizer of at most `size` tokens (fewer if the texts give no more); it depends on the texts alone."""
     checked_size(size, specials)
     tokenizer = Tokenizer(BPE(unk_token=UNKNOWN if UNKNOWN in specials.tokens else None))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -55,7 +55,7 @@ def train(texts: Iterable[str], size: int, specials: Specials = BERT) -> Tokeniz
 
 
 def existing(path: Path, specials: Specials) -> tuple[Tokenizer, Vocabulary]:
-    """A tokenizer that somebody else made, checked, and kept from cutting or filling up what it encodes."""
+    """Load and check a tokenizer from elsewhere, and turn off its truncation and padding; return its vocabulary too."""
     tokenizer, vocabulary = load(path), read_vocabulary(path)
     names = {token: name for token, name in vocabulary.names.items() if token in specials.tokens}
     vocabulary = Vocabulary(vocabulary.ids, names)

@@ -1,4 +1,4 @@
-"""The folder in which a preparation works: one process at a time, and only files that raptr wrote."""
+"""The folder in which a preparation works: used by one process at a time, with nothing but files that raptr wrote."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from raptr.data.store import MANIFEST, TOKENIZER, TokenStore, open_store
 from raptr.data.tokenizer import CONFIG
 from raptr.files import locked
 
-OURS = (".tokens", ".documents", ".partial", ".new")  # .new: of an earlier version
+OURS = (".tokens", ".documents", ".partial", ".new")  # .new: written by an earlier version
 
 
 def work_folder(out: Path) -> Path:
-    """Where the folder `out` is made."""
+    """Return the folder in which `out` is prepared."""
     return out.with_name(f"{out.name}.partial")
 
 
 @contextmanager
 def naming(work: Path) -> Iterator[None]:
-    """Give an error in writing, such as a full disk, the folder's name and what to do about it."""
+    """Add the folder's name to an error in writing, and what to do about it if the disk is full."""
     try:
         yield
     except OSError as error:
@@ -37,14 +37,14 @@ def naming(work: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """The work folder, made if need be and locked; a process that is killed lets go of it."""
+    """Create the work folder if necessary, and lock it; the lock is released when the process ends, even by a kill."""
     work.mkdir(exist_ok=True)
     with locked(work, f"{work} is being written by another process. Wait for it, or stop it."):
         yield
 
 
 def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> Journal | None:
-    """The journal to go on from; a work folder that cannot be used is emptied, and the reason is said."""
+    """Return the journal to continue from, or None. Empty a work folder that cannot be used, and `say` the reason."""
     names = {path.name for path in work.iterdir()}
     if not names:
         return None
@@ -69,7 +69,7 @@ def resume(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> J
 
 
 def reuse(out: Path, request: dict[str, Any], say: Callable[[str], None]) -> TokenStore:
-    """The finished folder, when this very request made it."""
+    """Return the finished folder if the same request made it; otherwise raise a ValueError."""
     if not out.is_dir():
         raise ValueError(f"out is {out}, which is a file. Give a new folder.")
     if not (out / MANIFEST).is_file():
@@ -83,7 +83,7 @@ def reuse(out: Path, request: dict[str, Any], say: Callable[[str], None]) -> Tok
 
 
 def clear(work: Path) -> None:
-    """Remove what a preparation without a journal has left: nothing of it could be used again."""
+    """Remove what a preparation left that has no journal yet, since none of it can be used again."""
     if not work.is_dir() or any((work / name).exists() for name in (JOURNAL, MANIFEST)):
         return
     for path in work.iterdir():
@@ -94,7 +94,7 @@ def clear(work: Path) -> None:
 
 
 def _finished(work: Path, request: dict[str, Any]) -> str:
-    """Why a work folder that lacks nothing but its name cannot be used; empty when it can."""
+    """Say why a complete work folder, which only needs renaming, cannot be used; empty if it can."""
     try:
         return difference(open_store(work).manifest.request, request)
     except ValueError as error:

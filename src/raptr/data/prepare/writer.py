@@ -1,4 +1,4 @@
-"""Writes the shards of one split, from where a journal says it stopped."""
+"""Write the shards of one split, from where a journal says that writing stopped."""
 
 import hashlib
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from raptr.files import flush
 
 @dataclass(frozen=True)
 class Written:
-    """The shards that are complete, and how much of the next one is on the disk."""
+    """The complete shards of a split, and how many tokens and documents of the next one are on disk."""
 
     shards: tuple[Shard, ...] = ()
     tokens: int = 0
@@ -23,7 +23,7 @@ class Written:
 
 @final
 class ShardWriter:
-    """Writes the shards of one split of a domain, with checksums taken on the way."""
+    """Writes the shards of one split of a domain, and computes their checksums while writing."""
 
     def __init__(
         self, folder: Path, domain: str, split: Split, limit: int, dtype: np.dtype[Any], start: Written | None = None
@@ -44,7 +44,7 @@ class ShardWriter:
             file.stream.close()
 
     def add(self, tokens: Tokens, lengths: NDArray[np.int64]) -> None:
-        """Append documents of these lengths, in a new shard when the current one would grow over its limit."""
+        """Append documents of these lengths; start a new shard where the current one would exceed its limit."""
         assert len(tokens) == lengths.sum()
         while len(lengths):
             ends = np.cumsum(lengths) + self._tokens
@@ -52,7 +52,7 @@ class ShardWriter:
             if not fitting and self._documents:
                 self._close()
                 continue
-            fitting = max(1, fitting)  # a document that is longer than the limit gets a shard of its own
+            fitting = max(1, fitting)  # a document longer than the limit gets its own shard
             if self._files is None:
                 self._open(0, 0)
             assert self._files is not None
@@ -63,13 +63,13 @@ class ShardWriter:
             tokens, lengths = tokens[size:], lengths[fitting:]
 
     def sync(self) -> Written:
-        """Flush what was added to disk and say how much there is."""
+        """Flush everything added so far to disk, and return how much that is."""
         for file in self._files or ():
             flush(file.stream)
         return Written(tuple(self._shards), self._tokens, self._documents)
 
     def finish(self) -> tuple[Shard, ...]:
-        """Close the last shard and list them all."""
+        """Close the last shard and return all of them."""
         if self._files:
             self._close()
         return tuple(self._shards)
@@ -91,7 +91,7 @@ class ShardWriter:
 
 @final
 class _File:
-    """A file that grows, and its checksum; what lies behind the first `size` bytes is cut off."""
+    """A file to append to, with the checksum so far; anything after its first `size` bytes is cut off."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.digest = hashlib.sha256()
@@ -104,7 +104,7 @@ class _File:
                 raise ValueError(f"{path}: expected {size} bytes, found {size - left}; remove the folder to start over")
             self.digest.update(data)
             left -= len(data)
-        # Between reading and writing, a stream must be told where it is.
+        # A stream needs a seek between reading and writing.
         self.stream.seek(size)
         self.stream.truncate()
 
