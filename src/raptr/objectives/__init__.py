@@ -1,7 +1,7 @@
-"""WHAT is predicted: from windows of tokens to the batches that a model is trained and judged on.
+"""What the model predicts: objectives turn windows of tokens into batches for training and evaluation.
 
-An objective is one file with one class, an entry in `registry.OBJECTIVES`, and its special tokens in SPECIALS. The
-names here need no torch.
+An objective is one file with one class, an entry in `registry.OBJECTIVES`, and its special tokens in `SPECIALS`.
+Importing these names does not import torch.
 """
 
 from raptr.objectives.specials import SPECIALS, specials_of

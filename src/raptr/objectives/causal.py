@@ -1,12 +1,12 @@
 """Causal language modelling: every token is predicted from those before it (Radford et al., 2018, section 3.1).
 
 A sample is a window of S + 1 tokens: the first S are the input, the last S the labels, so there is a target at every
-position. Documents share windows, and each ends with the end token; nothing is padded.
+position. A window may hold parts of several documents, each with an end token behind it; nothing is padded.
 
-With isolated documents a position belongs to the document of the token that it predicts. So a document's end token
-stands in the segment of the document after it, where it is the start token: the first token of a document is predicted
-from the end token alone, and no token is predicted from another document. All S positions stay targets, hence shapes
-are static and an average over micro-batches is exact. Text is generated the same way, after an end token.
+With isolated documents a position belongs to the document of the token that it predicts. So a document's end token is
+in the segment of the next document, as its start token: the first token of a document is predicted from that token
+alone, and no token is predicted from another document. All S positions stay targets, so shapes are static and an
+average over micro-batches is exact. Generated text begins the same way, after an end token.
 
 Nothing here is random: a window gives the same batch in every epoch.
 
@@ -40,7 +40,7 @@ class CausalLM(Objective):
 
     @staticmethod
     def window(length: int) -> int:
-        """The input and one token more: the last label."""
+        """Return the length of the input, and one more token for the last label."""
         return length + 1
 
     @staticmethod
@@ -48,7 +48,7 @@ class CausalLM(Objective):
         return length
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
-        """The windows and the same, one token later."""
+        """Return each window's first S tokens as input, and its last S tokens as labels."""
         tokens_BW, segments_BW = windows.tokens_BW, windows.segments_BW
         segments_BS = None if segments_BW is None else torch.tensor(segments_BW[:, 1:])
         return Batch(torch.tensor(tokens_BW[:, :-1]), None, torch.tensor(tokens_BW[:, 1:]), segments_BS)

@@ -1,12 +1,12 @@
-"""Masked language modelling: which tokens are hidden, and behind what (Devlin et al., 2019, section 3.1).
+"""Masked language modelling: which tokens are hidden, and what replaces them (Devlin et al., 2019, section 3.1).
 
-Deviation: BERT hides each token with probability 0.15; here exactly round(0.15 * S) positions of every
-sequence are hidden, those with the lowest hash of (seed, stream, sample, position). Shapes are then static,
-and an average over micro-batches or processes is exact. As in BERT, a hidden token becomes [MASK] 8 times in
-10, a random ordinary token once, and stays as it is once. A sample's mask is the same in whichever batch it
-turns up; it is another one in every epoch, since the sample number goes on counting.
+Deviation: BERT hides each token with probability 0.15; here exactly round(0.15 * S) positions of every sequence are
+hidden, those with the lowest hash of (seed, stream, sample, position). So shapes are static, and an average over
+micro-batches or processes is exact. As in BERT, a hidden token becomes [MASK] 8 times in 10, a random ordinary token
+once, and stays the same once. A sample's mask does not depend on its batch. It changes with every epoch, since the
+samples are numbered through all epochs.
 
-A sequence is [CLS] and a window of S-1 tokens, in which documents end with [SEP]. No next-sentence task.
+A sequence is [CLS] and a window of S-1 tokens, in which documents end with [SEP]. There is no next-sentence task.
 
 Shapes: B batch, W window, S sequence, M masked positions, V vocabulary.
 """
@@ -28,10 +28,10 @@ RATE = 0.15
 EIGHT_TENTHS = np.uint64(8 * 2**64 // 10)
 NINE_TENTHS = np.uint64(9 * 2**64 // 10)
 SPECIAL = np.uint64(1 << 63)
-# The low bits of a rank are its position: no two ranks are equal, and a rank tells where it came from.
+# The low bits of a rank are its position, so no two ranks are equal, and each rank tells its position.
 POSITION_BITS = 20
 POSITION = np.uint64((1 << POSITION_BITS) - 1)
-# Further counters after (sample, position): what hides the token, and which random token it may be.
+# A further counter of the hash, after (sample, position): how the token is hidden, and which random token to use.
 KIND, REPLACEMENT = np.full((), 1, np.uint64), np.full((), 2, np.uint64)
 
 
@@ -51,7 +51,7 @@ class MaskedLM(Objective):
 
     @staticmethod
     def window(length: int) -> int:
-        """All tokens of a sequence but [CLS]."""
+        """Return the length without [CLS]."""
         return length - 1
 
     @staticmethod
@@ -59,7 +59,7 @@ class MaskedLM(Objective):
         return masked_count(length)
 
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:
-        """The windows behind [CLS], masked; [CLS] belongs to the first document of its window."""
+        """Put [CLS] in front of each window, and mask the result; [CLS] belongs to the first document of its window."""
         masked = mask(
             _behind(windows.tokens_BW, self._cls),
             windows.samples_B,
@@ -74,12 +74,12 @@ class MaskedLM(Objective):
 
 
 def _behind(values_BW: Int64s, first: int) -> Int64s:
-    """The rows with one value more in front of each."""
+    """Return the rows with the value `first` put in front of each."""
     return np.pad(values_BW, ((0, 0), (1, 0)), constant_values=first)
 
 
 def masked_count(length: int, rate: float = RATE) -> int:
-    """How many positions of a sequence are masked: `round(rate * length)`, halves to even."""
+    """Return how many positions of a sequence are masked: `round(rate * length)`, halves to even."""
     if not 0.0 < rate < 1.0:
         raise ValueError(f"rate is {rate}; the masked fraction must lie between 0 and 1")
     count = round(rate * length)
@@ -101,9 +101,9 @@ def mask(
     ordinary_V: NDArray[np.bool_],
     rate: float = RATE,
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """The masked input (B, S), the masked positions (B, M) in ascending order and their labels (B, M).
+    """Return the masked input (B, S), the masked positions (B, M) in ascending order and their labels (B, M).
 
-    `hidden` is the id of [MASK]; `ordinary_V` says of each id whether its token is not special.
+    `hidden` is the id of [MASK]; `ordinary_V` says for each id whether its token is ordinary, not special.
     """
     ordinary = np.flatnonzero(ordinary_V)
     length = tokens_BS.shape[1]
@@ -112,7 +112,7 @@ def mask(
 
     position_S = np.arange(length, dtype=np.uint64)
     rank_BS = (bits_array(seed, stream, samples_B1, position_S) >> np.uint64(1)) & ~POSITION | position_S
-    # Special tokens rank behind all others: they are chosen only when nothing else is left.
+    # Special tokens rank behind all others, so they are chosen only when no others are left.
     rank_BS = np.where(ordinary_V[tokens_BS], rank_BS, rank_BS | SPECIAL)
     lowest_BM = np.partition(rank_BS, count - 1, axis=1)[:, :count]
     positions_BM = np.sort(lowest_BM & POSITION, axis=1).astype(np.int64)
@@ -121,7 +121,7 @@ def mask(
     labels_BM = np.take_along_axis(inputs_BS, positions_BM, axis=1)
     counters = samples_B1, positions_BM.astype(np.uint64)
     kind_BM = bits_array(seed, stream, *counters, KIND)
-    # The bias of the remainder is below vocabulary / 2**64.
+    # The modulo bias is below vocabulary / 2**64.
     random_BM = ordinary[bits_array(seed, stream, *counters, REPLACEMENT) % np.uint64(len(ordinary))]
     hidden_BM = np.where(kind_BM < NINE_TENTHS, random_BM, labels_BM)
     hidden_BM = np.where(kind_BM < EIGHT_TENTHS, hidden, hidden_BM)

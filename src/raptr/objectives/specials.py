@@ -1,9 +1,9 @@
-"""The special tokens of objectives: BERT's for masked language modelling, and those for decoders.
+"""The special tokens of each objective.
 
-Masked LM: BERT's. Causal: every document ends with [EOS]. UL2 (Tay et al., 2022): besides these, the three mode tokens,
-for R, S and X denoisers in this order, and the sentinels of T5 (Raffel et al., 2020), of which sequences of 512 tokens
-need 64. A vocabulary for UL2 thus serves causal training too. [PAD] is for those who batch texts of different lengths;
-training needs none.
+Masked LM: BERT's. Causal: [EOS], which ends every document, and [PAD]. UL2 (Tay et al., 2022): these, the three mode
+tokens for R, S and X denoisers in this order, and the sentinels of T5 (Raffel et al., 2020), of which sequences of 512
+tokens need 64. So a vocabulary for UL2 serves causal training too. [PAD] is for users who batch texts of different
+lengths; training does not pad.
 """
 
 from raptr.data.tokenizer import BERT, Specials
@@ -17,7 +17,7 @@ SPECIALS: dict[str, Specials] = {specials.objective: specials for specials in (B
 
 
 def specials_of(objective: str) -> Specials:
-    """The special tokens that a vocabulary for this objective has."""
+    """Return the special tokens of an objective; raise a ValueError if there is no such objective."""
     if objective not in SPECIALS:
         raise ValueError(f"objective is {objective!r}. Use one of: {', '.join(SPECIALS)}.")
     return SPECIALS[objective]
