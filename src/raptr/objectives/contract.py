@@ -46,7 +46,7 @@ class Objective(ABC):
     @staticmethod
     @abstractmethod
     def targets(length: int, mixture: Mixture | None = None) -> int:
-        """Return the number of targets of a sequence of `length` tokens; with denoisers, of a whole cycle of sequences."""
+        """Return the number of targets in a sequence of `length` tokens; with denoisers, in a cycle of sequences."""
 
     @abstractmethod
     def batch(self, windows: Windows, seed: int, stream: Stream) -> Batch:

@@ -20,7 +20,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "ul2-1.6b": ul2_large,
 }
 
-# The recipe to begin with on text prepared for an objective: on the CPU, and on a GPU.
+# The recipes to begin with on text prepared for an objective: the first on a CPU, the second on a GPU.
 FIRST: dict[str, tuple[str, str]] = {
     "mlm": ("demo", "bert-mini"),
     "causal": ("decoder-demo", "decoder-mini"),

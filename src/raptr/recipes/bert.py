@@ -1,8 +1,8 @@
-"""BERT runs, complete: the small ones for two CPU cores or one GPU, and the paper's settings for larger machines.
+"""Recipes for BERT: small ones for two CPU cores or one GPU, and the paper's settings for larger machines.
 
-A recipe other than `demo` names no text: `--data` does. The paper gives AdamW, the peak learning rate, the warm-up and
-the decay in the last stage, but no beta2, epsilon, weight decay, clipping or dropout: those are ours
-(`train/optimizer.py` has the optimizer's; beta2 is 0.98, epsilon 1e-6).
+A recipe other than `demo` names no text; `--data` does. The paper gives AdamW, the peak learning rate, the warm-up and
+the decay in the last stage, but not beta2, epsilon, weight decay, clipping or dropout: those values are ours (the
+optimizer's are in `train/optimizer.py`; beta2 is 0.98, epsilon 1e-6).
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ Recipe = dict[str, dict[str, Any]]
 
 
 def demo() -> Recipe:
-    """A tiny BERT on the Python standard library's own text, in about a minute on two CPU cores.
+    """A tiny BERT on the text of the Python standard library; takes about a minute on two CPU cores.
 
     Command: raptr pretrain
     """
@@ -25,9 +25,9 @@ def demo() -> Recipe:
 
 
 def bert_mini() -> Recipe:
-    """A 12-layer BERT of width 256, for one GPU, by the method that was best in the nearest measurement.
+    """A 12-layer BERT of width 256, for one GPU, with the method that was best in the nearest measurement.
 
-    The size, the steps, the tokens of a step and the learning rate are those of docs/results/evidence.md.
+    Size, steps, tokens per step and learning rate are those of docs/results/evidence.md.
 
     Command: raptr pretrain bert-mini --data FOLDER
     """
@@ -42,8 +42,8 @@ def bert_mini() -> Recipe:
 def bert_base() -> Recipe:
     """The paper's BERT-Base: 675k steps, batch 256, 6-8-10-12 Equal, square-root scaling, idle parameters get zeros.
 
-    The paper trains on Wikipedia and Books. It says neither how long its sequences are nor how large its vocabulary is:
-    those here, and in bert-large, are ours.
+    The paper trains on Wikipedia and Books. It gives neither the length of its sequences nor the size of its
+    vocabulary: the values here, and in bert-large, are ours.
 
     Command: raptr pretrain bert-base --data FOLDER
     """

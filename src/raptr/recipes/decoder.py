@@ -1,15 +1,15 @@
-"""Decoder runs, complete: causal language models of Llama's kind.
+"""Recipes for decoders: causal language models like Llama.
 
-A recipe other than `decoder-demo` names no text: `--data` does, with a folder made by `raptr prepare --objective
-causal`. The vocabularies named here are those of plans; a prepared folder has its own. The settings of the larger ones
-are customary for such models; we have not tuned them.
+A recipe other than `decoder-demo` names no text; `--data` does, with a folder made by `raptr prepare --objective
+causal`. The vocabulary sizes here are used by plans only; a prepared folder has its own. The settings of the larger
+models are customary ones; we have not tuned them.
 """
 
 from raptr.recipes.bert import Recipe
 
 
 def decoder_demo() -> Recipe:
-    """A tiny decoder on the Python standard library's own text, in less than two minutes on one CPU core.
+    """A tiny decoder on the text of the Python standard library; takes less than two minutes on one CPU core.
 
     With one thread of a shared two-core machine it took 1 min 49 s, of which 1 min 31 s were training, and reached a
     held-out loss of 4.216: a perplexity of 67.8, or 2.01 bits per byte.
@@ -26,10 +26,10 @@ def decoder_demo() -> Recipe:
 
 
 def decoder_mini() -> Recipe:
-    """A 12-layer decoder of width 256, for one GPU, by the method that was best in the nearest measurement.
+    """A 12-layer decoder of width 256, for one GPU, with the method that was best in the nearest measurement.
 
-    The size, the steps and the tokens of a step are those of docs/results/evidence.md. Full training and progressive
-    stacking were best at a learning rate of 0.008 there, by 0.01; RaPTr was best at 0.004, and much worse at 0.008.
+    Size, steps and tokens per step are those of docs/results/evidence.md. There, full training and progressive stacking
+    were best at a learning rate of 0.008, by 0.01 in the loss; RaPTr was best at 0.004, and much worse at 0.008.
 
     Command: raptr pretrain decoder-mini --data FOLDER
     """
@@ -42,9 +42,9 @@ def decoder_mini() -> Recipe:
 
 
 def decoder_100m() -> Recipe:
-    """A 12-layer decoder of width 768, sequences of 512 tokens; only single steps have been run.
+    """A 12-layer decoder of width 768, with sequences of 512 tokens. Only single steps have been run.
 
-    On one H200 64 sequences took 18 GiB and gave 619,000 tokens/s with all layers.
+    On one H200, batches of 64 sequences took 18 GiB and ran at 619,000 tokens/s with all layers.
 
     Command: raptr pretrain decoder-100m --data FOLDER
     """
@@ -58,10 +58,10 @@ def decoder_100m() -> Recipe:
 
 
 def decoder_1_6b() -> Recipe:
-    """A 24-layer decoder of width 2048, sequences of 512 tokens. Only single steps have been run.
+    """A 24-layer decoder of width 2048, with sequences of 512 tokens. Only single steps have been run.
 
-    On one H200, micro-batches of 32 sequences took 66 GiB and gave 53,000 tokens/s with all layers: 23 days for the
-    full model, 19 for this schedule. `accumulate` divides the memory of the activations.
+    On one H200, micro-batches of 32 sequences took 66 GiB and ran at 53,000 tokens/s with all layers: the run would
+    take 23 days with the full model, 19 with this schedule. `accumulate` divides the memory of the activations.
 
     Command: raptr pretrain decoder-1.6b --data FOLDER
     """

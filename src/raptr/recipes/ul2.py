@@ -1,8 +1,9 @@
-"""UL2 runs of a decoder: a small one for one GPU, and the paper's settings for larger machines.
+"""Recipes for decoders with UL2: small ones for two CPU cores or one GPU, and the paper's settings for larger machines.
 
-A recipe names no text: `--data` does, a folder made by `raptr prepare --objective ul2`. The paper gives Adafactor, its
-peak learning rate, the warm-up and the cosine decay to a tenth, but no mixture of denoisers: ours is the default of
-`objective.mixture`. No global clipping and a z-loss of 1e-4 are those of the runs that the paper builds on.
+A recipe other than `ul2-demo` names no text; `--data` does, with a folder made by `raptr prepare --objective ul2`. The
+paper gives Adafactor, its peak learning rate, the warm-up and the cosine decay to a tenth, but no mixture of denoisers:
+ours is the default of `objective.mixture`. The z-loss of 1e-4, and no global clipping, follow the runs that the paper
+builds on.
 """
 
 from raptr.recipes.bert import Recipe
@@ -11,9 +12,9 @@ ADAFACTOR = {"name": "adafactor", "peak": 1e-2, "decay_shape": "cosine", "floor"
 
 
 def ul2_demo() -> Recipe:
-    """A tiny decoder on UL2's denoisers and the Python standard library's own text, in two minutes on two CPU cores.
+    """A tiny decoder with UL2 on the text of the Python standard library; takes two minutes on two CPU cores.
 
-    It reached a held-out loss of 4.385, as the mean over the denoisers' targets (torch 2.13.0, seed 0).
+    It reached a held-out loss of 4.385, averaged over all targets (torch 2.13.0, seed 0).
 
     Command: raptr pretrain ul2-demo
     """
@@ -28,11 +29,11 @@ def ul2_demo() -> Recipe:
 
 
 def ul2_small() -> Recipe:
-    """A 12-layer decoder of width 512 on UL2's denoisers, for one GPU; only single steps have been run.
+    """A 12-layer decoder of width 512 with UL2, for one GPU. Only single steps have been run.
 
-    On one H200 they took 4.9 minutes for all steps of progressive stacking, without evaluations, and 19 GiB. The
-    method is the one that was best in the nearest measurement. At width 256 the paper's learning rate of 0.01 was too
-    low; 0.04 was best, RaPTr's 0.02, and 0.08 too high for all that were run at it. A wider model gets 0.02.
+    Judging by these on one H200, all steps of progressive stacking take 4.9 minutes without evaluations, and 19 GiB.
+    The method is the one that was best in the nearest measurement. At width 256 the paper's learning rate of 0.01 was
+    too low; 0.04 was best (0.02 for RaPTr), and 0.08 was too high for every method tried. This wider model gets 0.02.
 
     Command: raptr pretrain ul2-small --data FOLDER
     """
@@ -50,13 +51,13 @@ def ul2_large() -> Recipe:
     """The paper's best run of a 1.6B decoder; not run yet.
 
     400k steps, batch 512, 30k steps of full training, then 12-16-20-24 Proportional, square-root scaling. The learning
-    rate decays in the last stage. The paper's variants, by options (the first had a loss 0.02 higher in the paper; with
-    12 layers of width 256 ours was 0.43 higher):
+    rate decays in the last stage. The options for the paper's variants (the loss of the first was 0.02 higher in the
+    paper; ours, with 12 layers of width 256, was 0.43 higher):
     no full start: --set method.full_start=0 --set optimizer.decay=0.4
     other stages: --set method.schedule=6-12-18-24 --set method.average=20 --set optimizer.decay=0.492
     the square-root rate: --set optimizer.decay_shape=inverse-sqrt --set optimizer.decay=0.975 --set optimizer.floor=0
-    Its text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv. The paper says neither the model's dimensions nor the
-    vocabulary's size: those here are ours.
+    The paper's text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv. It gives neither the model's dimensions nor the
+    size of the vocabulary: the values here are ours.
 
     Command: raptr pretrain ul2-1.6b --data FOLDER
     """
