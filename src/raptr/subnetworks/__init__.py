@@ -1,4 +1,4 @@
-"""What runs in a step: the value, the schedule, the sampling, the scaling. No torch here."""
+"""Which part of the model runs in a step: the subnetwork, its schedule, sampling and scaling. No torch here."""
 
 from raptr.subnetworks.schedule import Schedule, Stage
 from raptr.subnetworks.value import Shape, Subnetwork

@@ -1,9 +1,9 @@
 """How a running layer's output is scaled, given which layers run (the paper's appendix on scaling).
 
-Square root: kept layer j is scaled by √(j̄ - j), j̄ the next kept layer (L + 1 after the last). Then the squared
-scales below each kept layer, and below the output, add up as in the full model, counted from the first kept
-layer. The paper's condition "for all j" cannot hold inside a gap. Linear: the inverse of the keep
-probability. None: 1 in training; evaluation then multiplies each layer by its keep probability.
+Square root: kept layer j is scaled by √(j̄ - j), where j̄ is the next kept layer (L + 1 after the last). Summed over the
+layers below any kept layer, or below the output, the squared scales are then the same as in the full model, if one
+counts from the first kept layer on. The paper's condition "for all j" cannot hold inside a gap. Linear: the inverse of
+the keep probability. None: 1 in training; evaluation then multiplies each layer by its keep probability.
 """
 
 import math
@@ -14,7 +14,7 @@ Scaling = Literal["sqrt", "linear", "none"]
 
 
 def scales(scaling: Scaling, kept: Sequence[bool], probabilities: Sequence[float]) -> tuple[float, ...]:
-    """The scale of every layer; 0 where it does not run."""
+    """Return the scale of every layer; 0 for layers that do not run."""
     if scaling == "sqrt":
         return square_root(kept)
     if scaling == "linear":
@@ -23,7 +23,7 @@ def scales(scaling: Scaling, kept: Sequence[bool], probabilities: Sequence[float
 
 
 def square_root(kept: Sequence[bool]) -> tuple[float, ...]:
-    """√ of the distance to the next kept layer."""
+    """Return for each kept layer the square root of the distance to the next kept layer; 0 for all other layers."""
     result, following = [0.0] * len(kept), len(kept)
     for layer in reversed(range(len(kept))):
         if kept[layer]:
@@ -33,8 +33,8 @@ def square_root(kept: Sequence[bool]) -> tuple[float, ...]:
 
 
 def inverse(kept: Sequence[bool], probabilities: Sequence[float]) -> tuple[float, ...]:
-    """The inverse of the keep probability: the expected output is the full layer's.
+    """Return the inverse keep probabilities, so that a layer's expected output is the full one; 0 if it does not run.
 
-    A layer that training never keeps (probability 0) has no such scale; where it is asked for, it is unscaled.
+    A layer that training never keeps (probability 0) has no such scale; if a caller keeps it, it is unscaled.
     """
     return tuple(1 / (p or 1.0) if runs else 0.0 for runs, p in zip(kept, probabilities, strict=True))

@@ -1,8 +1,9 @@
 """The stages of progressive subnetwork training (the paper's section 4 and appendix on schedule selection).
 
-`6-8-10-12` names the average subnetwork size of each stage. Lengths are Equal, Proportional (stage i as long
-as i), or fitted to a target average: from the closer of the two, the same number of steps moves from each of
-the first stages to the last (or back). Boundaries are exact fractions until they are rounded, once.
+`6-8-10-12` names the average subnetwork size of each stage. The lengths of the stages are equal, proportional (to
+1, 2, 3, …) or fitted to a target average size: the fit starts from the closer of these two, and moves the same number
+of steps from each of the other stages to the last (or back). Boundaries are exact fractions until they are rounded,
+once.
 """
 
 import operator
@@ -20,7 +21,7 @@ Fixed = Sequence[int] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps `start` to `stop` (exclusive) run `size` layers on average; `fixed` (from 1, ascending) always run."""
+    """Steps `start` to `stop` (exclusive) run `size` layers on average, and always those in `fixed` (ascending, from 1)."""
 
     start: int
     stop: int
@@ -28,14 +29,14 @@ class Stage:
     fixed: tuple[int, ...]
 
     def probability(self, layers: int) -> Fraction:
-        """The keep probability of a layer outside the fixed set (1 where there is none)."""
+        """Return the keep probability of a layer outside the fixed set; 1 if there is no such layer."""
         free = layers - len(self.fixed)
         return Fraction(self.size - len(self.fixed), free) if free else Fraction(1)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Consecutive stages from step 0 on, whose subnetworks never shrink (but for a full-model start)."""
+    """Consecutive stages from step 0 on, whose subnetworks never shrink (except after a full-model start)."""
 
     layers: int
     stages: tuple[Stage, ...]
@@ -89,10 +90,10 @@ class Schedule:
     ) -> "Schedule":
         """Read `6-8-10-12` over `steps` steps of a model with `layers` layers.
 
-        `lengths` is equal unless said otherwise; with `average` the lengths are fitted, starting from `lengths`
-        where given and else from the closer of the two. `fixed` counts from 1, negative numbers from the end;
-        one set for all stages, or one per stage. `full_start` steps of full training come first and are taken
-        from the last stage.
+        `lengths` defaults to equal. With `average` the lengths are fitted to this average size, starting from
+        `lengths` or, without it, from the closer of equal and proportional. `fixed` counts layers from 1, negative
+        numbers from the end; it is one set for all stages, or one per stage. `full_start` steps of full training come
+        first and are taken from the last stage.
         """
         _whole("layers", layers, 1)
         _whole("steps", steps, 1)
@@ -125,11 +126,11 @@ class Schedule:
 
     @classmethod
     def recommended(cls, layers: int, steps: int) -> "Schedule":
-        """The paper's advice: 4 equal stages of L/2, 2L/3, 5L/6 and L layers (halves round up)."""
+        """Return the schedule the paper advises: 4 equal stages of L/2, 2L/3, 5L/6 and L layers (halves round up)."""
         return cls.parse(recommended_sizes(layers), layers=layers, steps=steps)
 
     def check_model(self, layers: int, steps: int) -> None:
-        """Refuse a model, or a length of training, that the schedule is not made for."""
+        """Refuse other numbers of layers and steps than those the schedule was made for."""
         if (self.layers, self.steps) != (layers, steps):
             raise ValueError(
                 f"schedule is made for {self.layers} layers and {self.steps} steps; "
@@ -138,7 +139,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The sizes as they are written, `6-8-10-12`; a full-model start is not among them."""
+        """The sizes as written in settings, such as `6-8-10-12`, without a full-model start."""
         return "-".join(str(stage.size) for stage in self.stages[1 if self.full_start else 0 :])
 
     @property
@@ -157,7 +158,7 @@ class Schedule:
         return total / self.steps
 
     def index(self, step: SupportsIndex) -> int:
-        """The stage (from 0) that step `step` belongs to."""
+        """Return the number of the stage (from 0) that `step` belongs to."""
         step = checked_step(step, self.steps - 1)
         return sum(1 for boundary in self.boundaries if boundary <= step)
 
@@ -166,9 +167,9 @@ class Schedule:
 
 
 def checked_step(step: SupportsIndex, last: int) -> int:
-    """The step as an `int` from 0 to `last`; integers of NumPy and torch are taken too.
+    """Return the step as an `int`; raise a ValueError unless it is an integer, of NumPy or torch too, from 0 to `last`.
 
-    Hashing anything but an `int` would overflow or draw other layers.
+    Hashed without this conversion, those integers would overflow or draw other layers.
     """
     try:
         number = operator.index(step)
@@ -182,8 +183,8 @@ def checked_step(step: SupportsIndex, last: int) -> int:
 
 
 def recommended_sizes(layers: int) -> str:
-    """The sizes of `Schedule.recommended`."""
-    smallest = min(2, layers)  # the first and the last layer are fixed
+    """Return the sizes of `Schedule.recommended`, such as `6-8-10-12` for 12 layers."""
+    smallest = min(2, layers)  # the first and the last layer always run
     return "-".join(str(max(smallest, (2 * (3 + i) * layers + 6) // 12)) for i in range(4))
 
 
@@ -195,7 +196,7 @@ def parse_sizes(text: str, name: str = "schedule") -> tuple[int, ...]:
 
 
 def _ends(lengths: Lengths, stages: int, steps: int) -> list[Fraction]:
-    """Where each stage ends, unrounded."""
+    """Return the step at which each stage ends, unrounded."""
     if lengths == "equal":
         return [Fraction(i * steps, stages) for i in range(1, stages + 1)]
     return [Fraction(i * (i + 1) * steps, stages * (stages + 1)) for i in range(1, stages + 1)]
@@ -208,7 +209,7 @@ def _mean(sizes: Sequence[int], ends: Sequence[Fraction]) -> Fraction:
 
 
 def _fitted(sizes: Sequence[int], lengths: Lengths | None, average: Fraction, steps: int, text: str) -> list[Fraction]:
-    """Move x steps from each of the first stages to the last, so that the mean size is `average`."""
+    """Return the stages' ends after moving x steps from each other stage to the last, so that the mean is `average`."""
     candidates = [_ends(kind, len(sizes), steps) for kind in ([lengths] if lengths else LENGTHS)]
     ends = min(candidates, key=lambda candidate: abs(_mean(sizes, candidate) - average))
     gap = sum(sizes[-1] - size for size in sizes[:-1])
@@ -229,7 +230,7 @@ def _fitted(sizes: Sequence[int], lengths: Lengths | None, average: Fraction, st
 
 
 def _rounded(value: Fraction) -> int:
-    """The nearest whole number, halves up."""
+    """Round to the nearest whole number, halves up."""
     return (2 * value + 1) // 2
 
 
@@ -245,7 +246,7 @@ def _fixed_sets(fixed: Fixed, stages: int, layers: int) -> list[tuple[int, ...]]
 
 
 def _fixed_set(fixed: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Layers counted from 1, or from -1 backwards, as ascending numbers from 1."""
+    """Turn layers counted from 1, or backwards from -1, into ascending numbers from 1."""
     for layer in fixed:
         if type(layer) is not int or not 1 <= abs(layer) <= layers:
             raise ValueError(f"fixed has layer {layer!r}; 1 to {layers}, or -1 to -{layers}, are allowed")

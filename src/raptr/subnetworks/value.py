@@ -17,7 +17,7 @@ WIDTHS: tuple[Width, ...] = ("heads", "parts")
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a model is, on the three axes along which a part of it can run."""
+    """How many layers, heads and MLP parts a model has: the three axes along which only a part of it may run."""
 
     layers: int
     heads: int = 1
@@ -32,13 +32,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Subnetwork:
-    """What runs in a step: a scale per layer (0: bypassed), the kept heads and MLP parts of each layer.
+    """What runs in a step: a scale per layer (0: bypassed), and the kept heads and MLP parts of each layer.
 
     `scaled` says what a layer's scale multiplies: the whole layer, y = x + s·(layer(x) - x), or each of its
-    residual branches. `heads` and `parts` are None where all run; otherwise one ascending tuple per layer. What the
-    heads (MLP parts) give is multiplied by `head_scale` (`part_scale`); the bias that is added to it is not.
-    `head_gates` and `part_gates` fade heads and parts in: one gate each, the same in every layer, that multiplies what
-    makes it (None: all are 1). A layer that keeps some of its heads (parts) has no such gates.
+    residual branches. `heads` and `parts` are None if all run; otherwise they have one ascending tuple per layer. The
+    output of the heads (MLP parts) is multiplied by `head_scale` (`part_scale`); the bias added to it is not.
+    `head_gates` and `part_gates` fade in heads and parts: each head (part) has one gate, the same in every layer, that
+    multiplies the weights that compute it. None: all gates are 1, as they must be if only some heads (parts) are kept.
     """
 
     scales: tuple[float, ...]
@@ -71,7 +71,7 @@ class Subnetwork:
 
     @classmethod
     def full(cls, layers: int) -> "Subnetwork":
-        """The whole model, unscaled."""
+        """Return the whole model, unscaled."""
         return cls(scales=(1.0,) * layers)
 
     @property
@@ -89,7 +89,7 @@ class Subnetwork:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much runs, by axis: `size`, the layers, and `heads` and `parts` of a running layer where not all run."""
+        """How much runs: `size` counts layers; `heads` and `parts` those of each running layer, unless all run."""
         first = self.kept[:1]
         widths = {axis: len(kept[first[0]]) for axis, kept in self._widths if kept is not None and first}
         return {"size": self.size, **widths}
@@ -109,6 +109,6 @@ class Subnetwork:
             self.head_scale,
             self.part_scale,
         )
-        if (self.head_gates, self.part_gates) != (None, None):  # records name subnetworks from before there were gates
+        if (self.head_gates, self.part_gates) != (None, None):  # older records name digests without gates
             fields = (*fields, self.head_gates, self.part_gates)
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()
