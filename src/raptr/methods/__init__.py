@@ -1,4 +1,4 @@
-"""How training progresses: one file per paper, one registry."""
+"""Methods, which decide how training progresses: one file per paper, one registry."""
 
 from raptr.methods.contract import Method, Phase
 from raptr.methods.registry import METHODS, make_method

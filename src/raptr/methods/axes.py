@@ -1,10 +1,10 @@
 """The axes along which a subnetwork can be smaller than the model, as users write them.
 
-    6-8-10-12                              layers run in each stage
-    depth=6-8-10-12 mlp=2-3-4-4            several axes; those not named run whole
-    mlp=768-1536-3072                      by dimension, as in the paper: 1, 2 and 4 of 4 parts of 768
+    6-8-10-12                              layers that run in each stage
+    depth=6-8-10-12 mlp=2-3-4-4            several axes; an axis that is not named runs whole
+    mlp=768-1536-3072                      as dimensions, like the paper: 1, 2 and 4 of 4 parts of 768
 
-Each axis is one setting of the method. All axes share the stages: one size for each stage.
+Each axis is one setting of the method. All axes share the stages: each gives one size for every stage.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from raptr.subnetworks import Schedule
 from raptr.subnetworks.schedule import parse_sizes
 from raptr.subnetworks.value import WIDTHS, Width
 
-AXES = {"depth": "schedule", "heads": "heads", "mlp": "parts"}  # the name on the command line: the method's setting
+AXES = {"depth": "schedule", "heads": "heads", "mlp": "parts"}  # name on the command line: the method's setting
 
 
 def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
-    """The method's settings of the schedules given on the command line; None: the axis runs whole."""
+    """Turn schedules from the command line into the method's settings; None for an axis that runs whole."""
     settings: dict[str, str | None] = {}
     for text in schedules:
         axis, separator, sizes = text.rpartition("=")
@@ -33,24 +33,24 @@ def by_axis(schedules: Sequence[str]) -> dict[str, str | None]:
             raise ValueError(f"--schedule has two schedules for {axis}, the last of them {sizes!r}. Give one.")
         settings[AXES[axis]] = sizes
     if set(settings) <= {AXES["depth"]}:
-        return settings  # any method with a schedule takes it
+        return settings  # only depth, which every method with a schedule accepts
     return {setting: settings.get(setting) for setting in AXES.values()}
 
 
 def narrowed(method: Method) -> list[Width]:
-    """The axes, heads and parts, along which only a part of the model runs in some stage."""
+    """Return the axes (heads, parts) along which only a part of the model runs in some stage."""
     stages = [(phase, method.shape(phase.start)) for phase in method.phases()]
     return [axis for axis in WIDTHS if any(getattr(phase, axis) < getattr(shape, axis) for phase, shape in stages)]
 
 
 def widened(method: Method) -> list[Width]:
-    """The axes, heads and parts, along which the method adds to tensors that there are."""
+    """Return the axes (heads, parts) along which the method enlarges existing tensors as the model grows."""
     shapes = [method.shape(phase.start) for phase in method.phases()]
     return [axis for axis in WIDTHS if any(getattr(s, axis) < getattr(method.target, axis) for s in shapes)]
 
 
 def whole_depth(layers: int, heads: str | None, parts: str | None) -> str | None:
-    """All layers in every stage of another axis; None: no other axis has a schedule."""
+    """Return a depth schedule with all layers in each stage of `heads` or `parts`; None if neither has a schedule."""
     for name, text in (("heads", heads), ("parts", parts)):
         if text is not None:
             return "-".join([str(layers)] * len(parse_sizes(text, name)))
@@ -58,7 +58,7 @@ def whole_depth(layers: int, heads: str | None, parts: str | None) -> str | None
 
 
 def unit_counts(setting: str, text: str | None, total: int, stages: Schedule) -> tuple[int, ...]:
-    """How many of `total` heads or MLP parts there are in each stage, a full-model start among them; None: all."""
+    """Return how many of `total` heads or MLP parts each stage has, a full-model start included; all if no `text`."""
     if text is None:
         return (total,) * len(stages.stages)
     counts, start = parse_sizes(text, setting), 1 if stages.full_start else 0
@@ -72,9 +72,9 @@ def unit_counts(setting: str, text: str | None, total: int, stages: Schedule) ->
 
 
 def in_units(setting: str, text: object, units: int, size: int) -> object:
-    """Sizes by dimension as numbers of units: `768-1536-3072` is `1-2-4` where the 4 units are of size 768.
+    """Turn dimensions into numbers of units: `768-1536-3072` into `1-2-4`, for 4 units of size 768.
 
-    Sizes that end with the whole dimension, `units` times `size`, are by dimension; all others stay as they are.
+    Sizes are dimensions if the last one is the whole dimension, `units` times `size`; others are returned unchanged.
     """
     if not isinstance(text, str):
         return text

@@ -1,19 +1,18 @@
 """The contract of every method: how training progresses, as pure functions of the step.
 
-    shape(step)          how large the model is
+    shape(step)          the model's numbers of layers, heads and MLP parts
     subnetwork(step)     what runs
     growth(old, new)     how the weights and moments of one shape become those of the next
 
-A method never touches the training loop, and the loop names no method. `phases()` describes a method to plans,
-promises and reports. After N steps the model still has the shape of step N - 1 (it grows when step N begins), and
-three functions say what is evaluated then:
+A method never touches the training loop, and the loop names no method. `phases()` describes a method to plans and
+reports. After N steps the model still has the shape of step N - 1 (it grows when step N begins), and three functions
+say what is evaluated then:
 
-    evaluated(N)           the full model, or as much of it as there is; scaled by keep probabilities where a method
-                           trains without scaling
-    trained(kept, N)       layers chosen by the caller, with the scales with which training last ran them
-    drawn(size, draw, N)   a random part of a given size, with the scales with which the method trains it
+    evaluated(N)           all of the model so far; scaled by keep probabilities if the method trains without scaling
+    trained(kept, N)       layers chosen by the caller, with the scales of the last training step
+    drawn(size, draw, N)   a random part of a given size, scaled as the method trains it
 
-A step may be any integer, those of NumPy and torch too.
+A step may be any integer, including those of NumPy and torch.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +28,7 @@ from raptr.subnetworks.schedule import checked_step
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of steps and what it promises: the mean keep probability of each layer, heads and parts run."""
+    """A stretch of steps, with each layer's mean keep probability and the numbers of heads and parts that run."""
 
     start: int
     stop: int
@@ -45,7 +44,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """One method with its settings; subclasses are final and add their settings as fields."""
+    """A method with its settings. Every method is a final subclass with its own settings as fields."""
 
     target: Shape
     steps: int
@@ -60,29 +59,29 @@ class Method(ABC):
             raise ValueError(f"seed is {self.seed!r}; a whole number from 0 on is allowed")
 
     def shape(self, step: SupportsIndex) -> Shape:
-        """The model's shape in step `step`."""
+        """Return the model's shape in step `step`."""
         self.check_step(step)
         return self.target
 
     @abstractmethod
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """What runs in step `step`, forward and backward."""
+        """Return what runs in step `step`, forward and backward."""
 
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
-        """The stages of training, in order, covering every step."""
+        """Return the phases of training, in order; together they cover every step."""
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers with the scales that they have in step `step`; unscaled unless the method scales."""
+        """Return the kept layers with the scales that they have in step `step`; by default unscaled."""
         return Subnetwork(tuple(map(float, kept)))
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """The model that is judged after `step` optimizer steps (0 to `steps`)."""
+        """Return the subnetwork that is evaluated after `step` optimizer steps (0 to `steps`)."""
         self.last_step(step)
         return Subnetwork.full(self.target.layers)
 
     def trained(self, kept: Sequence[bool], step: SupportsIndex) -> Subnetwork:
-        """The kept layers after `step` steps, scaled as in the last of them; `kept` has an entry for each layer."""
+        """Return the kept layers after `step` steps, scaled as in the last step; `kept` has an entry for each layer."""
         last = self.last_step(step)
         layers = self.shape(last).layers
         if len(kept) != layers:
@@ -90,40 +89,40 @@ class Method(ABC):
         return self.scaled_layers(kept, last)
 
     def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
-        """A random part of `size` layers, first and last among them, of the model that is judged after `step` steps."""
+        """Return a random part of `size` layers, first and last included, of the model evaluated after `step` steps."""
         kept, _ = random_part(self.target.layers, size, draw)
         return self.trained(kept, step)
 
     def growth(self, old: Shape, new: Shape) -> Growth:
-        """How tensors of shape `old` become those of shape `new`: never asked of a method of constant shape."""
+        """Return how tensors of shape `old` become those of shape `new`. A ValueError if the method has one shape."""
         raise ValueError(f"method {self.name} has one shape, {self.target}; it cannot grow from {old} to {new}")
 
     @classmethod
     def own_settings(cls) -> list[str]:
-        """The names of the settings that this method has and others may not."""
+        """Return the names of this method's own settings, without those that all methods share."""
         common = {field.name for field in fields(Method)}
         return [field.name for field in fields(cls) if field.name not in common]
 
     def settings(self) -> dict[str, Any]:
-        """The method's own settings, resolved: what a run's configuration records."""
+        """Return the method's own settings, resolved, as a run's configuration records them."""
         return {name: getattr(self, name) for name in self.own_settings()}
 
     def phase_index(self, step: SupportsIndex) -> int:
-        """The phase (from 0) that step `step` belongs to."""
+        """Return the number of the phase (from 0) that `step` belongs to."""
         step = self.check_step(step)
         return sum(1 for phase in self.phases()[1:] if phase.start <= step)
 
     def check_step(self, step: SupportsIndex) -> int:
-        """The step as an `int`; refuses one outside of training."""
+        """Return the step as an `int`; raise a ValueError if it is outside of training."""
         return checked_step(step, self.steps - 1)
 
     def last_step(self, step: SupportsIndex) -> int:
-        """The last of the first `step` steps (0 to `steps`); step 0 where there was none yet."""
+        """Return the number of the last step after `step` steps (0 to `steps`) have run; 0 if none has."""
         return max(checked_step(step, self.steps) - 1, 0)
 
 
 def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tuple[float, ...]]:
-    """Which of `layers` layers a part of `size` has, the first and the last among them, and the keep probabilities."""
+    """Draw `size` of `layers` layers, first and last included; return which run, and their keep probabilities."""
     if type(size) is not int or not 1 <= size <= layers:
         raise ValueError(f"size is {size!r}; a whole number from 1 to {layers}, the layers there are, is allowed")
     stage = part_of(layers, size)
@@ -131,7 +130,7 @@ def random_part(layers: int, size: int, draw: int) -> tuple[tuple[bool, ...], tu
 
 
 def part_of(layers: int, size: int) -> Stage:
-    """A stage that draws `size` of `layers` layers, the first and the last always among them; from two layers on."""
+    """Return a stage that draws `size` of `layers` layers; from size 2 on, the first and the last always run."""
     return Stage(0, 1, size, (1, layers) if size > 1 else ())
 
 
@@ -142,7 +141,7 @@ def check_unit(name: str, value: float) -> None:
 
 
 def check_rate(name: str, rate: float | None, average: float | None, least: float, layers: int) -> None:
-    """Refuse a rate at which layers are dropped, or the `average` that it is solved from; both cannot be given."""
+    """Refuse a bad drop rate, or a bad `average` that the rate is solved from, or both at once."""
     if rate is not None:
         check_unit(name, rate)
         if average is not None:

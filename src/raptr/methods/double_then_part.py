@@ -1,13 +1,13 @@
 """Double, then part: progressive stacking with stages in which a random part of the grown model runs.
 
-A method of this project, between progressive stacking and RaPTr. A stage of k layers has a model of L, L/2, L/4, ...
-layers (halves round up), the smallest that holds them: with 12 layers 3-6-9-12 trains 3 of 3, 6 of 6, 9 of 12 and 12 of
-12. The model doubles as in progressive stacking, and in a stage with fewer layers than the model has, each step runs a
-random part, the first and the last layer always, as in RaPTr. So a part is drawn from layers that were copied from
-trained ones, not from layers that start at random.
+A method of this project, between progressive stacking and RaPTr. For a stage of k layers the model has L, L/2, L/4, ...
+layers (halves round up), the smallest of these numbers that is at least k: with 12 layers 3-6-9-12 trains 3 of 3, 6 of
+6, 9 of 12 and 12 of 12. The model doubles as in progressive stacking. In a stage with fewer layers than the model has,
+each step runs a random part that always includes the first and the last layer, as in RaPTr. So a part is drawn from
+copies of trained layers, not from layers that start at random.
 
-A layer that is left out is bypassed, unscaled; evaluation multiplies it by the share of the steps in which it runs, as
-for RaPTr without scaling.
+A layer that is left out is bypassed, and those that run are not scaled. Evaluation multiplies each layer by the share
+of the steps in which it runs, as for RaPTr without scaling.
 """
 
 from dataclasses import dataclass, replace
@@ -23,31 +23,31 @@ from raptr.subnetworks.sampling import draw_layers, keep_probabilities
 @final
 @dataclass(frozen=True)
 class DoubleThenPart(Growing):
-    """A model that doubles, and runs random parts of itself before all of its layers train."""
+    """A model that doubles, and in some stages runs random parts of itself before all of its layers train."""
 
     name: ClassVar[str] = "double-then-part"
 
     def default(self) -> str:
-        """A quarter of the layers, half, three quarters and all (rounded up): 3-6-9-12."""
+        """Return a quarter, half, three quarters and all of the layers (rounded up): 3-6-9-12."""
         sizes = {-(-quarters * self.target.layers // 4) for quarters in (1, 2, 3, 4)}
         return "-".join(map(str, sorted(sizes)))
 
     def default_average(self) -> float | None:
-        """Three quarters of the layers: three stages of a sixth of the steps and one of half of them for 3-6-9-12."""
+        """Return three quarters of the layers: for 3-6-9-12, three stages of a sixth of the steps, then one of half."""
         return 0.75 * self.target.layers if self.target.layers > 1 else None
 
     def arranged(self, old: int, new: int) -> Growth:
         return Growth(stacked(old, new), moments=self.moments)
 
     def stage_shape(self, stage: int) -> Shape:
-        """The smallest of L, L/2, L/4, ... layers that holds the stage's."""
+        """Return the shape with the smallest of L, L/2, L/4, ... layers that is not below the stage's size."""
         size, layers = self.stages.stages[stage].size, self.target.layers
         while (half := (layers + 1) // 2) >= size and half < layers:
             layers = half
         return replace(self.target, layers=layers)
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """A random part of the layers that there are."""
+        """Return a random part of the current model's layers."""
         step = self.check_step(step)
         part, layers = self._part(self.stages.index(step))
         return self.scaled_layers(draw_layers(part, layers, "exact", 1, self.seed, step), step)
@@ -56,10 +56,10 @@ class DoubleThenPart(Growing):
         return keep_probabilities(*self._part(stage))
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """All layers that there are, each times the share of the steps in which it ran in the stage just trained."""
+        """Return all current layers, each scaled by the share of the last stage's steps in which it runs."""
         return Subnetwork(self.keep(self.stages.index(self.last_step(step))))
 
     def _part(self, stage: int) -> tuple[Stage, int]:
-        """What the stage draws, and from how many layers."""
+        """Return the stage to draw layers with, and the number of layers to draw from."""
         layers = self.stage_shape(stage).layers
         return part_of(layers, self.stages.stages[stage].size), layers

@@ -1,10 +1,11 @@
-"""G_stack (Du et al. 2024): one growth by a factor g; the whole model is stacked on itself g times.
+"""G_stack (Du et al. 2024): one growth by a factor g, in which the whole model is repeated g times.
 
-L/g layers train first, with g = 4; then layer j of the full model starts as layer j mod (L/g). The paper says when:
-after d tokens with log10 d = 0.88·log10 N + 163.27 / log10 C - 5.74, for N weights and C FLOPs of the run.
+First L/g layers train, with g = 4; then layer j of the full model starts as a copy of layer j mod (L/g). The paper
+grows after d tokens, with log10 d = 0.88·log10 N + 163.27 / log10 C - 5.74, for N weights and C FLOPs of the run.
 
-Deviations: `growth_at` is a share of the steps, since a method knows neither weights nor tokens. Where 4 does not
-divide L the start is rounded up, and the last copy is cut short. Moments are a named setting, by default copied.
+Deviations: `growth_at` is a share of the steps, since a method knows neither weights nor tokens. If 4 does not divide
+L, L/4 is rounded up, and the last copy is cut short. The setting `moments` says what happens to the optimizer state,
+by default copied.
 """
 
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from raptr.methods.growing import GrowingOnce
 @final
 @dataclass(frozen=True)
 class GStack(GrowingOnce):
-    """A quarter of the layers, then four times the same."""
+    """A quarter of the layers trains first; four copies of it then make up the full model."""
 
     name: ClassVar[str] = "g-stack"
 
     def default(self) -> str:
-        """A quarter of the layers, rounded up, then all: 3-12."""
+        """Return a quarter of the layers, rounded up, then all: 3-12."""
         layers = self.target.layers
         return f"{(layers + 3) // 4}-{layers}" if layers > 1 else "1"
 

@@ -1,7 +1,7 @@
-"""What the stacking family shares: a model that starts shallow and gets layers at the start of each stage.
+"""What the stacking methods share: a model that starts shallow and gets new layers at the start of each stage.
 
-`6-9-12` names the layers of each stage, with the same lengths as RaPTr's schedules. Every layer there is runs in
-every step. The methods differ in where new layers come from and where they go: `arranged`.
+`6-9-12` names the model's layers in each stage. Stage lengths are set as in RaPTr's schedules. By default every step
+runs all layers that the model has. The methods differ in where new layers come from and where they go: `arranged`.
 """
 
 from abc import abstractmethod
@@ -17,12 +17,12 @@ from raptr.subnetworks.schedule import Lengths, Stage, recommended_sizes
 
 @dataclass(frozen=True)
 class Growing(Method):
-    """A model that grows in depth, stage by stage, to the full one."""
+    """A model that grows in depth, stage by stage, to the full model."""
 
     schedule: Schedule | str | None = None  # layers of the model in each stage; None: the method's default
     lengths: Lengths | None = None
     average: float | None = None
-    moments: Moments = "copy"  # what the optimizer knows about new layers
+    moments: Moments = "copy"  # the optimizer state of new layers: see growth/plan.py
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,20 +47,20 @@ class Growing(Method):
         )
 
     def settings(self) -> dict[str, Any]:
-        """The settings, with the schedule and its lengths spelt out."""
+        """Return the settings, with the schedule and its lengths spelt out."""
         return {**super().settings(), "schedule": self.stages.text, **self._timing}
 
     def default(self) -> str:
-        """The sizes unless others are given: those recommended for RaPTr."""
+        """Return the default sizes: those recommended for RaPTr."""
         return recommended_sizes(self.target.layers)
 
     def default_average(self) -> float | None:
-        """The mean size to which the lengths are fitted if nothing about the schedule is given; None: equal stages."""
+        """Return the average size of a schedule of which no setting is given; None: stages of equal length."""
         return None
 
     @property
     def _timing(self) -> dict[str, Any]:
-        """What says how long the stages are."""
+        """The settings that decide how long the stages are: `lengths` and `average`."""
         if (self.schedule, self.lengths, self.average) == (None, None, None):
             average = self.default_average()
             return {"lengths": None if average is None else "equal", "average": average}
@@ -68,7 +68,7 @@ class Growing(Method):
 
     @abstractmethod
     def arranged(self, old: int, new: int) -> Growth:
-        """How `old` layers become `new` ones."""
+        """Return how a model of `old` layers becomes one of `new` layers."""
 
     def growth(self, old: Shape, new: Shape) -> Growth:
         if old.layers >= new.layers or replace(old, layers=new.layers) != new:
@@ -76,18 +76,18 @@ class Growing(Method):
         return self.arranged(old.layers, new.layers)
 
     def stage_shape(self, stage: int) -> Shape:
-        """The full model's shape, with the stage's layers."""
+        """Return the full model's shape, but with the number of layers of this stage."""
         return replace(self.target, layers=self.stages.stages[stage].size)
 
     def shape(self, step: SupportsIndex) -> Shape:
         return self.stage_shape(self.stages.index(step))
 
     def subnetwork(self, step: SupportsIndex) -> Subnetwork:
-        """Every layer that there is."""
+        """Return all layers of the current model."""
         return self.scaled_layers((True,) * self.shape(step).layers, self.check_step(step))
 
     def keep(self, stage: int) -> tuple[float, ...]:
-        """The share of a stage's steps in which each layer runs."""
+        """Return the share of a stage's steps in which each layer runs."""
         return (1.0,) * self.stages.stages[stage].size
 
     def phases(self) -> tuple[Phase, ...]:
@@ -98,11 +98,11 @@ class Growing(Method):
         )
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """The model as it was trained last, before it grows for step `step`."""
+        """Return the model as the last step trained it, before any growth at `step`."""
         return self.subnetwork(self.last_step(step))
 
     def drawn(self, size: int, draw: int, step: SupportsIndex) -> Subnetwork:
-        """A random part of the layers that are judged, under their gates."""
+        """Return a random part of the layers that `evaluated` runs, with their gates."""
         judged = self.evaluated(step)
         kept, _ = random_part(judged.size, size, draw)
         chosen = {layer for layer, runs in zip(judged.kept, kept, strict=True) if runs}
@@ -111,7 +111,7 @@ class Growing(Method):
 
 @dataclass(frozen=True)
 class GrowingOnce(Growing):
-    """A growing model with two stages: a shallow one and the full one."""
+    """A model that grows once, from a shallow stage to the full model."""
 
     growth_at: float | None = None  # the share of the steps before the growth; None: see `_share`
 
@@ -139,17 +139,17 @@ class GrowingOnce(Growing):
 
     @cached_property
     def stages(self) -> Schedule:
-        """The schedule, with the growth where `growth_at` says, unless its lengths are given otherwise."""
-        given = super().stages
-        if self._timed or len(given.stages) != 2:
-            return given
-        small, full = (stage.size for stage in given.stages)
+        """The schedule, with the growth at `growth_at` unless other settings decide when the model grows."""
+        schedule = super().stages
+        if self._timed or len(schedule.stages) != 2:
+            return schedule
+        small, full = (stage.size for stage in schedule.stages)
         step = self._step(self._share(small, full) if self.growth_at is None else self.growth_at)
         step = min(max(step, 1), self.steps - 1)
-        return Schedule(given.layers, (Stage(0, step, small, ()), Stage(step, self.steps, full, ())))
+        return Schedule(schedule.layers, (Stage(0, step, small, ()), Stage(step, self.steps, full, ())))
 
     def settings(self) -> dict[str, Any]:
-        """The settings, with the growth's place spelt out where nothing else says it."""
+        """Return the settings, with `growth_at` spelt out unless other settings decide when the model grows."""
         share = self.growth_at
         if share is None and (self.lengths, self.average) == (None, None) and self.stages.boundaries:
             share = self.stages.boundaries[0] / self.steps
@@ -157,13 +157,13 @@ class GrowingOnce(Growing):
 
     @property
     def _timed(self) -> bool:
-        """Whether something other than `growth_at` says when the model grows."""
+        """Whether a Schedule, `lengths` or `average` decides when the model grows, not `growth_at`."""
         return isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None)
 
     def _share(self, small: int, full: int) -> float:
-        """The share that leaves three quarters of full training's layers on average; half of the steps at most."""
+        """Return the share for which three quarters of the full model's layers run on average, but at most 0.5."""
         return min(0.25 * full / (full - small), 0.5) if small < full else 0.5
 
     def _step(self, share: float) -> int:
-        """The first step of the full model, halves up."""
+        """Return the first step of the full model, halves up; 0 if the share is not between 0 and 1."""
         return int(share * self.steps + 0.5) if 0 < share < 1 else 0

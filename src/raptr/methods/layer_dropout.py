@@ -1,11 +1,12 @@
-"""Layer dropout with a falling schedule ("Don't Drop Dropout", ICML 2026): much dropping early, none at the end.
+"""Layer dropout with a falling schedule ("Don't Drop Dropout", ICML 2026): many layers dropped early, none at the end.
 
 In step t (from 0) layer i (from 0) of L is dropped with probability drop · depth(i) · time(t). time falls
-linearly from 1 to 0 at the start of the recovery, the last `recovery` fraction of training, in which every
+linearly from 1 to 0 at the start of the recovery: the last part of training, a fraction `recovery`, in which every
 layer runs. depth is i / (L - 1) (`profile="linear"`) or 1 (`"constant"`). The branches of a running layer are
 divided by its keep probability. `average` sets `drop` so that this fraction of the layers runs on average.
 
-Deviation: one draw for the whole batch, where the paper draws for each sequence; only a whole layer saves time.
+Deviation: one draw for the whole batch, where the paper draws for each sequence, since only a layer that no sequence
+uses saves time.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class LayerDropout(Method):
         return falling / self.steps * sum(self._depths) / self.target.layers
 
     def keep(self, step: SupportsIndex) -> tuple[float, ...]:
-        """Each layer's keep probability in step `step`."""
+        """Return each layer's keep probability in step `step`."""
         step = self.check_step(step)
         time = max(0.0, 1 - step / self.recovery_start) if self.recovery_start else 0.0
         return tuple(1 - self.initial_drop * depth * time for depth in self._depths)
@@ -81,7 +82,7 @@ class LayerDropout(Method):
         return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The falling phase, with its keep probabilities averaged, and the recovery."""
+        """Return the falling phase, with its keep probabilities averaged, and the recovery."""
         start, heads, parts = self.recovery_start, self.target.heads, self.target.parts
         recovery = Phase(start, self.steps, (1.0,) * self.target.layers, heads, parts)
         if start == 0:

@@ -1,11 +1,10 @@
-"""LEMON's depth operator (Wang et al. 2023): each new layer right after the layer it is made from.
+"""LEMON's depth operator (Wang et al. 2023): each new layer goes right after its source.
 
-6 → 9 takes the top three layers as sources: 1 2 3 4 4' 5 5' 6 6'. `init="copy"` repeats the source's weights, as the
-RaPTr paper uses LEMON in its comparison; `init="zero"` also zeroes the copy's two output projections, weights and
-biases, as LEMON's released code does, so that a new layer is an exact identity and growth leaves the model's function
-as it is.
+6 → 9 takes the top three layers as sources: 1 2 3 4 4' 5 5' 6 6'. `init="copy"` repeats the source's weights, as in the
+RaPTr paper's comparison. `init="zero"` also zeroes the copy's two output projections, weights and biases, as LEMON's
+released code does, so that a new layer is exactly the identity and growth does not change the model's function.
 
-Deviations: depth only. Zeroed tensors start with zero moments under `moments="copy"` too; see `growth/plan.py`.
+Deviations: depth only. Zeroed tensors start with zero moments, even under `moments="copy"`; see `growth/plan.py`.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """MIDAS (Saunshi et al. 2024): gradual stacking that copies the middle block of layers, not the last.
 
-n blocks become n + 1: block ⌈n/2⌉ appears a second time, right after itself, so the first and the last layers stay
-the first and the last. A block has as many layers as the stage adds.
+n blocks become n + 1: block ⌈n/2⌉ is repeated right after itself, so the first and the last layers keep their roles.
+A block has as many layers as the stage adds.
 
-Deviations: the sizes are those recommended for RaPTr, so that methods differ in one thing at a time. Where a stage is
-no whole number of blocks, the copied layers are those nearest to the middle. More than a doubling is made as
-progressive stacking makes it. Moments are a named setting, by default copied.
+Deviations: the sizes are those recommended for RaPTr, so that methods differ in one thing at a time. If the layers are
+not a whole number of blocks, those nearest to the middle are copied. Beyond a doubling, the model grows as in
+progressive stacking. The setting `moments` says what happens to the optimizer state, by default copied.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from raptr.methods.growing import Growing
 @final
 @dataclass(frozen=True)
 class MIDAS(Growing):
-    """New layers in the middle, copies of the block before them."""
+    """New layers in the middle, as copies of the block before them."""
 
     name: ClassVar[str] = "midas"
 

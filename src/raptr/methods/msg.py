@@ -1,17 +1,18 @@
 """MSG, masked structural growth (Yao et al. 2023): new layers, heads and MLP parts are faded in by a gate.
 
-In the t-th step after the growth (from 0) what is new has the gate c = t / mask_steps, until c is 1:
+In step t after the growth (from 0), new layers, heads and parts have the gate c = t / mask_steps, until c is 1:
 
     a layer       h ← c·layer(h) + (1 - c)·h
     a head        its queries, keys and values are multiplied by c
     an MLP part   its units are multiplied by c before the activation, which maps 0 to 0
 
-So at c = 0 the model computes what it did before. A new layer is then bypassed; a new head or part runs, which keeps
-the shapes of a stage. `msg` appends copies of the top layers, as gradual stacking does; `msg-interpolation` puts each
-next to its source, as LEMON does (the RaPTr paper's variant). New heads and parts have the model's initial weights.
+So at c = 0 the model computes what it did before. A new layer is then bypassed; a new head or part still runs, so that
+all steps of a stage have the same shapes. `msg` appends copies of the top layers, as gradual stacking does;
+`msg-interpolation` puts each copy next to its source, as LEMON does (the RaPTr paper's variant). New heads and parts
+have the larger model's initial weights.
 
-Deviations: the model's width does not grow. A layer's gate is a whole-layer scale. What is new starts with zero moments
-and, unlike in the released code, a step count of zero, so that Adam's bias correction is right for it: see
+Deviations: the model's width does not grow. A layer's gate is a whole-layer scale. New weights start with zero moments
+and, unlike in the released code, with a step count of zero, so that Adam's bias correction is right for them: see
 `growth/plan.py`, and `train/adamw.py` for the rows of a widened tensor.
 """
 
@@ -29,7 +30,7 @@ from raptr.subnetworks import Shape, Subnetwork
 
 @dataclass(frozen=True)
 class Masked(Growing):
-    """A growing model in which what is new has a gate that rises from 0 to 1 at the start of its stage."""
+    """A growing model whose new layers, heads and parts have gates, which rise from 0 to 1 as their stage begins."""
 
     moments: Moments = "zero"
     mask_steps: int | None = None  # None: a tenth of the shortest stage that begins with a growth
@@ -49,7 +50,7 @@ class Masked(Growing):
             )
 
     def default(self) -> str:
-        """The sizes recommended for RaPTr; with heads or parts all layers in each of their stages."""
+        """Return the sizes recommended for RaPTr; if heads or parts grow, all layers in each of their stages."""
         return whole_depth(self.target.layers, self.heads, self.parts) or super().default()
 
     @cached_property
@@ -62,19 +63,19 @@ class Masked(Growing):
 
     @property
     def _shortest(self) -> int:
-        """The steps of the shortest stage that begins with a growth; 0 where there is none."""
+        """The number of steps of the shortest stage that begins with a growth; 0 if there is none."""
         grown = [stage for stage, plan in zip(self.stages.stages, self.growths, strict=True) if plan is not None]
         return min((stage.stop - stage.start for stage in grown), default=0)
 
     @cached_property
     def rising(self) -> int:
-        """The steps over which gates rise."""
+        """The number of steps over which gates rise."""
         if self.mask_steps is None:
             return self._shortest // 10 or min(1, max(0, self._shortest - 1))
         return self.mask_steps
 
     def settings(self) -> dict[str, Any]:
-        """The settings, with the length of the warm-up spelt out."""
+        """Return the settings, with `mask_steps` spelt out."""
         return {**super().settings(), "mask_steps": self.rising}
 
     def stage_shape(self, stage: int) -> Shape:
@@ -92,12 +93,12 @@ class Masked(Growing):
 
     @cached_property
     def growths(self) -> tuple[Growth | None, ...]:
-        """The growth with which each stage begins; None where it begins with none."""
+        """The growth with which each stage begins; None for stages without one."""
         shapes = [self.stage_shape(number) for number in range(len(self.stages.stages))]
         return (None, *(None if old == new else self.growth(old, new) for old, new in pairwise(shapes)))
 
     def scaled_layers(self, kept: Sequence[bool], step: int) -> Subnetwork:
-        """The kept layers, with the gates of the step."""
+        """Return the kept layers, with the gates of the step."""
         number = self.stages.index(step)
         plan, passed = self.growths[number], step - self.stages.stages[number].start
         if plan is None or passed >= self.rising:
@@ -111,7 +112,7 @@ class Masked(Growing):
         return Subnetwork(tuple(scales), head_gates=heads, part_gates=parts)
 
     def keep(self, stage: int) -> tuple[float, ...]:
-        """Every layer runs in every step, but for new ones at the growth itself, where their gate is 0."""
+        """Return each layer's share of the steps: 1, except that new layers are bypassed in the first, at gate 0."""
         trained, plan = self.stages.stages[stage], self.growths[stage]
         steps, new = trained.stop - trained.start, plan.new if plan is not None else ()
         share = (steps - 1) / steps if self.rising else 1.0
@@ -121,7 +122,7 @@ class Masked(Growing):
 @final
 @dataclass(frozen=True)
 class MSG(Masked):
-    """New layers on top, copies of the top ones, faded in."""
+    """New layers on top, as copies of the top layers, faded in."""
 
     name: ClassVar[str] = "msg"
 
@@ -132,7 +133,7 @@ class MSG(Masked):
 @final
 @dataclass(frozen=True)
 class MSGInterpolation(Masked):
-    """New layers next to their sources, copies of them, faded in."""
+    """New layers next to their sources, as copies of them, faded in."""
 
     name: ClassVar[str] = "msg-interpolation"
 

@@ -25,7 +25,7 @@ from raptr.subnetworks.value import Scaled
 @final
 @dataclass(frozen=True)
 class PLD(Method):
-    """Layers are dropped ever more often, deeper ones more than shallow ones."""
+    """Layers are dropped more and more often, deeper ones more than shallow ones."""
 
     theta: float | None = None  # the final keep parameter θ̄; 0.5 unless `average` is given
     average: float | None = None
@@ -42,7 +42,7 @@ class PLD(Method):
 
     @cached_property
     def final_theta(self) -> float:
-        """θ̄, given or solved from `average`."""
+        """θ̄, as given or as solved from `average`."""
         if self.average is not None:
             return 1 - (1 - self.average) / self._per_theta if self._per_theta else 1.0
         return 0.5 if self.theta is None else self.theta
@@ -59,7 +59,7 @@ class PLD(Method):
         return math.exp(-gamma) * math.expm1(-self.gamma) / (math.expm1(-gamma) * self.steps)
 
     def keep(self, step: SupportsIndex) -> tuple[float, ...]:
-        """Each layer's keep probability in step `step` (from 0)."""
+        """Return each layer's keep probability in step `step` (from 0)."""
         step = self.check_step(step)
         decay = math.exp(-self.gamma * (step + 1) / self.steps)
         return self._profile((1 - self.final_theta) * decay + self.final_theta)
@@ -76,6 +76,6 @@ class PLD(Method):
         return Subnetwork(inverse(kept, self.keep(step)), scaled=self.scaled)
 
     def phases(self) -> tuple[Phase, ...]:
-        """One phase, with the keep probabilities averaged over it."""
+        """Return one phase, with the keep probabilities averaged over it."""
         theta = (1 - self.final_theta) * self._mean_decay + self.final_theta
         return (Phase(0, self.steps, self._profile(theta), self.target.heads, self.target.parts),)

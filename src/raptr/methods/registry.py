@@ -1,4 +1,4 @@
-"""The one list of methods, and the one way to make one."""
+"""The list of all methods, and the one function that makes a method."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def make_method(
 ) -> Method:
     """Make the method `name` for a model of the given shape; `settings` are the fields of its class.
 
-    `steps` may be left out where `schedule` is a `Schedule`, which knows it.
+    `steps` may be left out if `schedule` is a `Schedule`, which knows it. Unknown names or settings raise a ValueError.
     """
     check_choice("method", name, METHODS)
     if steps is None:

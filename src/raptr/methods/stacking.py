@@ -1,8 +1,8 @@
 """Gradual stacking (Reddi et al. 2023): n layers become n' by appending copies of the last n' - n.
 
-Deviations: what the optimizer knows about the copies is a named setting, by default copied with the weights. A stage
-more than twice as deep as the one before asks for more layers than there are to copy; it is made as progressive
-stacking makes it. The learning rate belongs to the run: constant until the last quarter unless said otherwise.
+Deviations: the setting `moments` says what happens to the optimizer state of the copies, by default copied too. A stage
+more than twice as deep as the one before needs more layers than there are to copy, so it grows as in progressive
+stacking. The learning rate belongs to the run: by default it is constant until the last quarter.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from raptr.methods.growing import Growing
 @final
 @dataclass(frozen=True)
 class Stacking(Growing):
-    """New layers on top, copies of the top ones."""
+    """New layers on top, as copies of the top layers."""
 
     name: ClassVar[str] = "stacking"
 

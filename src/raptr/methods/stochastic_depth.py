@@ -53,7 +53,7 @@ class StochasticDepth(Method):
         return (Phase(0, self.steps, self.probabilities, self.target.heads, self.target.parts),)
 
     def evaluated(self, step: SupportsIndex) -> Subnetwork:
-        """The full model, each layer times its keep probability."""
+        """Return the full model, with each layer scaled by its keep probability."""
         self.last_step(step)
         return Subnetwork(self.probabilities, scaled=self.scaled)
 
