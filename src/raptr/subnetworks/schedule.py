@@ -21,7 +21,7 @@ Fixed = Sequence[int] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps `start` to `stop` (exclusive) run `size` layers on average, and always those in `fixed` (ascending, from 1)."""
+    """Steps `start` to `stop` (exclusive): on average `size` layers run, always those in `fixed` (ascending, from 1)."""
 
     start: int
     stop: int
