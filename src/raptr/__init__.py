@@ -64,7 +64,7 @@ _MODULES = {
 _TRAIN = {"Config", "compare", "pretrain"}  # the names that need the extra `train`
 
 
-if not TYPE_CHECKING:  # or a type checker would accept any name
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
@@ -72,7 +72,7 @@ if not TYPE_CHECKING:  # or a type checker would accept any name
         if name in _TRAIN:
             require_train(f"raptr.{name}")
         value: object = getattr(import_module(_MODULES[name]), name)
-        globals()[name] = value  # found without this function from now on
+        globals()[name] = value  # later lookups find it without this function
         return value
 
 

@@ -1,6 +1,6 @@
-"""The command line: parsing only. Errors and exit codes: failures.py.
+"""The command line: it only parses. Errors and exit codes are in failures.py.
 
-The help needs no torch, matplotlib or transformers: the commands import what does.
+Help works without torch, matplotlib and transformers, since each command imports them only when it runs.
 """
 
 import os
@@ -43,7 +43,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # "rich" would drop what stands in square brackets
+    rich_markup_mode="markdown",  # "rich" would drop text in square brackets
 )
 
 
@@ -111,7 +111,7 @@ def pretrain(
     The recipe decoder-demo does the same with a tiny decoder. A run that was stopped continues when the same command is
     given again.
     """
-    given = {
+    options = {
         "method.name": method,
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -131,10 +131,10 @@ def pretrain(
         "train.parallel": parallel,
         "train.deterministic": deterministic,
     }
-    full = settled(recipe, config, given, settings or [], run)
+    full = settled(recipe, config, options, settings or [], run)
     if until is not None and not 1 <= until <= full.train.steps:
         raise ValueError(f"--until is {until}; a step from 1 to {full.train.steps} (train.steps) is allowed")
-    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes, one speaks
+    console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # only the first process prints
     if dry_run:
         if not console.quiet:
             typer.echo(yaml.safe_dump(full.mapping(), sort_keys=False))
@@ -269,22 +269,22 @@ def compare(
     """Compare training methods on equal terms: the same data order, seeds and learning-rate grid, equal steps or FLOPs.
 
     The file names the shared settings, the seeds, the learning rates, the budget and the methods. Full training runs
-    at its whole length and at a reduced one, fully decayed. Leaves compare.md, compare.json and compare.png; a
-    comparison that was stopped continues when the same command is given again, with --record from that file alone,
-    without the run folders.
+    at its whole length and at a reduced one, each to the end of its decay. Writes compare.md, compare.json and
+    compare.png. A comparison that was stopped continues when the same command is given again; with --record it needs
+    only that file, not the run folders.
     """
     with importing():
         from raptr.comparison import compare as run_comparison
         from raptr.comparison import read_comparison, read_file
-    given = read_file(file)
+    comparison = read_file(file)
     if dry_run:
-        Console().print(read_comparison(given, device=device).table())
+        Console().print(read_comparison(comparison, device=device).table())
         return
     console = Console(stderr=True)
     folder = out or Path("runs") / file.stem
     with work_in(folder):
         done = run_comparison(
-            given, folder, record=record, device=device, keep_models=keep_models, jobs=jobs, console=console
+            comparison, folder, record=record, device=device, keep_models=keep_models, jobs=jobs, console=console
         )
     if done.table is not None:
         Console().print(done.table)
@@ -311,12 +311,12 @@ def report(
     """Compare runs: a table, plots of losses and scores, and a page to explore losses, speed and settings in."""
     with importing():
         from raptr.report import write_report
-    strange = [path for path in runs if path.is_dir() and not (path / "config.yaml").is_file()]
-    written = write_report([path for path in runs if path not in strange] or runs, out)
+    others = [path for path in runs if path.is_dir() and not (path / "config.yaml").is_file()]
+    written = write_report([path for path in runs if path not in others] or runs, out)
     console = Console()
     console.print(written.table)
-    if strange:
-        _say(console, f"left out, as no run (config.yaml is missing): {', '.join(map(str, strange))}")
+    if others:
+        _say(console, f"left out, as no run (config.yaml is missing): {', '.join(map(str, others))}")
     _say(console, f"plot    {written.plot}")
     if written.scores is not None:
         _say(console, f"scores  {written.scores}")
@@ -324,7 +324,7 @@ def report(
 
 
 def _say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, and no breaks, so that a path can be copied."""
+    """Print a line verbatim: without markup, and without line breaks, so that a path can be copied."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The extras: what commands, `raptr.pretrain`, few-shot tasks and callbacks need besides torch and numpy."""
+"""The extras: packages that commands, `raptr.pretrain`, few-shot tasks and callbacks need besides torch and numpy."""
 
 from importlib.util import find_spec
 
@@ -13,12 +13,12 @@ class MissingExtra(ImportError):
 
 
 def require_train(user: str) -> None:
-    """Refuse `user` at once where a package of the extra is missing: some are imported only at the end of a run."""
+    """Raise MissingExtra now if a package of `train` is missing: some are imported only at the end of a run."""
     require(user, "train", TRAIN)
 
 
 def require(user: str, extra: str, packages: tuple[str, ...]) -> None:
-    """Refuse `user` where a package of the extra is missing."""
+    """Raise MissingExtra if one of the packages is missing; `user` is the name of what needs them."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingExtra(

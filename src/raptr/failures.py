@@ -1,15 +1,15 @@
-"""What the command line says when something fails, and its exit codes.
+"""Error messages and exit codes of the command line.
 
 0    done
-1    the training diverged; also where nobody reads the output any more, as after `| head`
+1    the training diverged; also if the reader of the output is gone, as after `| head`
 2    wrong input, or a file that cannot be read or written
 3    stopped by SIGTERM or Ctrl-C and saved: the same command continues
-4    of several processes, another one failed, was lost, or was about to compute something else
-70   an error that nobody foresaw: a bug in raptr, or a problem of the environment
+4    another process of the run failed, was lost, or was about to compute something else
+70   an unexpected error: a bug in raptr, or a problem of the environment
 130  interrupted with nothing to save
 
-What a user can correct is a ValueError or an OSError: one sentence, no traceback. The traceback of any other error
-goes to a file, or to the terminal where RAPTR_TRACEBACK is set.
+What a user can correct is a ValueError or an OSError, and gives one sentence without a traceback. The traceback of any
+other error goes to a file, or to the terminal if RAPTR_TRACEBACK is set.
 """
 
 import errno
@@ -48,15 +48,15 @@ REMEDIES = {
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn an error into a sentence on stderr and an exit code; warnings become sentences too."""
+    """Turn an error into a sentence on stderr and an exit code; print warnings as sentences too."""
     warnings.showwarning = _show_warning
     try:
         yield
     except SystemExit as ended:
-        if ended.code == 130:  # typer ends an interrupted command without a word
+        if ended.code == 130:  # typer ends an interrupted command silently
             print("raptr: interrupted", file=sys.stderr)
         raise
-    except UnicodeEncodeError as error:  # a path of bytes that are not UTF-8, which libraries cannot open
+    except UnicodeEncodeError as error:  # a path that is not UTF-8, which libraries cannot open
         _leave(f"{error.object!r} is not UTF-8 text ({error.reason}). Rename the file or folder, or name another.", 2)
     except (ValueError, MissingExtra) as error:
         _leave(str(error), 2)
@@ -75,7 +75,7 @@ def reported() -> Iterator[None]:
 
 @contextmanager
 def work_in(folder: Path) -> Iterator[None]:
-    """Let an error inside say where the work so far is."""
+    """Add a note to errors, other than a ValueError, that says where the work so far is."""
     try:
         yield
     except ValueError:
@@ -88,12 +88,12 @@ def work_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let Ctrl-C end the program at once, since imports of torch and its like take seconds.
+    """Let Ctrl-C end the program at once while packages such as torch are imported, which takes seconds.
 
-    An exception in the middle of an import may be swallowed or turned into another.
+    A KeyboardInterrupt in the middle of an import may be swallowed or turned into another exception.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # a parent may have set it to be ignored
+    if before is signal.default_int_handler:  # a parent process may have set it to be ignored
         signal.signal(signal.SIGINT, _interrupted)
     try:
         yield
@@ -107,10 +107,10 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def _newest(run: Path) -> str:
-    """Which checkpoint is the newest; nothing where there is none."""
+    """Say which checkpoint is the newest; empty if there is none."""
     if not (run / "checkpoints").is_dir():
         return ""
-    from raptr.train import checkpoint  # imports torch, as whoever wrote a checkpoint has done before
+    from raptr.train import checkpoint  # imports torch, which writing the checkpoint has imported before
 
     steps = checkpoint.steps(run / "checkpoints")
     return f", its newest checkpoint is from step {steps[-1]:,}" if steps else ""
@@ -128,7 +128,7 @@ def _file_problem(error: OSError) -> str:
 
 
 def _unforeseen(error: Exception) -> str:
-    """The kind of error, and where its traceback is."""
+    """Write the traceback to a file or the terminal, and return a message that says where it is."""
     trace = "".join(traceback.format_exception(error))
     where = "The traceback is above."
     if os.environ.get(TRACEBACK):
@@ -138,7 +138,7 @@ def _unforeseen(error: Exception) -> str:
             with tempfile.NamedTemporaryFile("w", prefix="raptr-", suffix=".txt", delete=False) as file:
                 file.write(trace)
             where = f"The traceback is in {file.name}; with {TRACEBACK}=1 it is shown here."
-        except OSError:  # no space left, perhaps the same trouble
+        except OSError:  # perhaps the disk is full, which may be the error itself
             print(trace, file=sys.stderr)
     kind = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
     return f"unexpected error ({kind}). This is a bug in raptr or a problem of the environment. {where}"
@@ -151,5 +151,5 @@ def _leave(message: str, code: int) -> None:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning as a sentence: where in the code it arose helps no user."""
+    """Print a warning as a sentence, without its place in the code, which helps no user."""
     print(f"raptr: warning: {message}", file=sys.stderr)

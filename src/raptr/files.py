@@ -1,9 +1,9 @@
-"""Files and folders that are whole or not there: atomic writes, fsync, locks and checksums.
+"""Files and folders that are complete or absent: atomic writes, fsync, locks and checksums.
 
-What is written stands beside its place until it is whole, and takes the place by a rename:
+A file or folder is written beside its place, and renamed to its place when it is complete:
 
     .NAME.partial    being written; ignored by readers
-    .NAME.replaced   an earlier folder NAME while a new one takes its place; stands for it if the name is free
+    .NAME.replaced   the earlier folder NAME while a new one takes its place; read instead while there is no NAME
     .NAME.removing   being deleted; ignored by readers
 """
 
@@ -23,13 +23,13 @@ Kind = Literal["partial", "replaced", "removing"]
 
 
 def hidden(place: Path, kind: Kind) -> Path:
-    """What a file or folder is called while it does not have its place."""
+    """Return the path of a file or folder while it is being written, replaced or removed."""
     return place.with_name(f".{place.name}.{kind}")
 
 
 @contextmanager
 def new_file(place: Path) -> Iterator[Path]:
-    """A path to write a file at; when the body is done, the file is put on the disk and takes its place."""
+    """Yield a path to write a file at; after the body, the file is synced to disk and renamed to its place."""
     partial = hidden(place, "partial")
     yield partial
     sync(partial)
@@ -38,47 +38,47 @@ def new_file(place: Path) -> Iterator[Path]:
 
 
 def write_text(place: Path, text: str) -> None:
-    """Write a file as a whole, so that a kill leaves the old or the new one."""
+    """Write a file atomically: a kill leaves either the old file or the new one."""
     with new_file(place) as partial:
         partial.write_bytes(text.encode())
 
 
 def write_json(place: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
+    """Write a value as JSON, atomically."""
     write_text(place, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Make a folder and those above it; of the new ones, those that are empty after the body are removed again."""
+    """Create a folder and its parents; after the body, remove those of the new folders that are empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         for path in new:
-            with contextlib.suppress(OSError):  # it is not empty, or was not made
+            with contextlib.suppress(OSError):  # it is not empty, or was never created
                 path.rmdir()
 
 
 @contextmanager
 def new_folder(place: Path) -> Iterator[Path]:
-    """A folder to write in; when the body is done, it takes its place, and what was there is removed.
+    """Yield a folder to write in; after the body, it is renamed to its place, and an earlier folder is removed.
 
-    The body puts what it writes on the disk. If it fails, everything is as before. A second process that would write
-    the same folder meanwhile gets a ValueError.
+    The body must sync its files to disk. If it fails, everything is as before. A second process that tries to write the
+    same folder meanwhile gets a ValueError.
     """
     partial, replaced = hidden(place, "partial"), hidden(place, "replaced")
     refusal = f"{place} is being written by another process; wait for it, or name another folder"
     with made(place.parent), ExitStack() as held:
-        partial.mkdir(exist_ok=True)  # what a kill left is taken over
+        partial.mkdir(exist_ok=True)  # one left by a killed process is reused
         held.enter_context(locked(partial, refusal, folder=True))
         try:
             _clear(partial)
             _restore(place)
             yield partial
             if place.exists():
-                # A folder cannot be renamed onto a full one; in between, readers take the replaced one.
+                # A folder cannot be renamed onto one with files. Between the two renames, readers use the replaced one.
                 os.rename(place, replaced)
             os.rename(partial, place)
         except BaseException:
@@ -93,7 +93,7 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 
 def recover(place: Path) -> None:
-    """Remove what an interrupted `new_folder` or `remove` left; what was being replaced gets its name back."""
+    """Clean up after an interrupted `new_folder` or `remove`; a folder that was being replaced gets its name back."""
     _restore(place)
     if (partial := hidden(place, "partial")).exists():
         shutil.rmtree(partial)
@@ -117,14 +117,14 @@ def _clear(folder: Path) -> None:
 
 
 def remove(path: Path, place: Path) -> None:
-    """Delete a folder whose place is or was `place`, renamed first: nothing half-deleted has a name that is read."""
+    """Delete a folder that is or was at `place`. It is renamed first, so that nobody reads a half-deleted folder."""
     os.rename(path, removing := hidden(place, "removing"))
     sync(place.parent)
     shutil.rmtree(removing)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    """Wait until a file's bytes, or a folder's entries, are on disk."""
     if os.name == "nt" and path.is_dir():  # Windows has no way to sync a folder, and does not need it
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -135,17 +135,17 @@ def sync(path: Path) -> None:
 
 
 def flush(file: BinaryIO) -> None:
-    """Put an open file's bytes on the disk, past the caches of Python and of the system."""
+    """Write an open file's bytes to disk, through the buffers of Python and of the system."""
     file.flush()
     os.fsync(file.fileno())
 
 
 @contextmanager
 def locked(path: Path, refusal: str, *, folder: bool = False) -> Iterator[None]:
-    """Hold a folder, or a file that is made if need be, for this process; a second one gets `refusal` as ValueError.
+    """Lock a folder, or a file (created if necessary); a second process gets a ValueError with the message `refusal`.
 
-    With `folder` it is one that another process may have renamed just now, which is refused too. The system lets go
-    when the process ends. Where the file system has no locks, or on Windows, nothing is held.
+    With `folder` it must be a folder, and one that another process has just renamed is refused too. The system releases
+    the lock when the process ends. On Windows, and if the file system has no locks, nothing is locked.
     """
     if sys.platform == "win32":
         yield
@@ -165,24 +165,24 @@ def locked(path: Path, refusal: str, *, folder: bool = False) -> Iterator[None]:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise ValueError(refusal) from None
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
-            raise ValueError(refusal)  # who held it removed or renamed it meanwhile
+            raise ValueError(refusal)  # the process that held the lock removed or renamed it meanwhile
         yield
     finally:
         os.close(descriptor)
 
 
 def refuse_strange(folder: Path, kind: str, mark: str, ours: Callable[[Path], bool]) -> None:
-    """Leave a folder alone that holds other people's files: it is a `kind` by its file `mark`, or has only `ours`."""
+    """Raise a ValueError if a folder holds files other than `ours`, unless its file `mark` shows that it is a `kind`."""
     paths = sorted(folder.iterdir()) if folder.exists() else []
-    strange = [path.name for path in paths if not ours(path)]
-    if strange and folder / mark not in paths:
+    others = [path.name for path in paths if not ours(path)]
+    if others and folder / mark not in paths:
         raise ValueError(
-            f"out is {str(folder)!r}, a folder that is no {kind} but holds {', '.join(strange[:4])}. "
+            f"out is {str(folder)!r}, a folder that is no {kind} but holds {', '.join(others[:4])}. "
             "Name a new or an empty folder."
         )
 
 
 def sha256_of(path: Path) -> str:
-    """The checksum of a file, read piece by piece."""
+    """Return the SHA-256 of a file, which is read piece by piece."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,9 +1,9 @@
-"""Everything random here is a pure function of (seed, stream, counters): a counter hash on integers.
+"""All randomness, as a pure function of (seed, stream, counters): a counter hash on integers.
 
-The mixing function is the finaliser of splitmix64 (Steele, Lea and Flood, 2014). There is no generator
-state to save or to broadcast, step 10,000,000 costs what step 0 costs, and a change of Python, NumPy, torch
-or device changes nothing: golden values in the tests pin the numbers. The same function exists for one
-integer (`bits`) and for arrays (`bits_array`).
+The mixing function is the finaliser of splitmix64 (Steele, Lea and Flood, 2014). There is no generator state to save
+or to broadcast, step 10,000,000 costs what step 0 costs, and a change of Python, NumPy, torch or device changes
+nothing: golden values in the tests fix the numbers. The same function exists for one integer (`bits`) and for arrays
+(`bits_array`).
 """
 
 import operator
@@ -32,7 +32,7 @@ Uint64s = NDArray[np.uint64]
 
 
 def mix(z: int) -> int:
-    """Scramble one 64-bit integer; a bijection."""
+    """Scramble a 64-bit integer; different integers give different results."""
     z = (z + GOLDEN) & MASK64
     z = ((z ^ (z >> 30)) * FIRST) & MASK64
     z = ((z ^ (z >> 27)) * SECOND) & MASK64
@@ -40,8 +40,8 @@ def mix(z: int) -> int:
 
 
 def bits(seed: int, stream: Stream, *counters: int) -> int:
-    """64 random bits that belong to (seed, stream, counters)."""
-    # The integers of NumPy overflow, and those of torch hash to other values: both become plain ones.
+    """Return the 64 random bits of (seed, stream, counters)."""
+    # Convert to plain integers, since NumPy's overflow and torch's hash to other values.
     state = mix(mix(operator.index(seed) & MASK64) ^ STREAMS[stream])
     for counter in counters:
         state = mix(state ^ mix(operator.index(counter) & MASK64))
@@ -49,7 +49,7 @@ def bits(seed: int, stream: Stream, *counters: int) -> int:
 
 
 def mix_array(z: Uint64s) -> Uint64s:
-    """`mix` on every element of an array of one or more dimensions; unsigned arithmetic wraps, as it must."""
+    """Apply `mix` to every element of an array of one or more dimensions; unsigned arithmetic wraps, as it must."""
     z = z + np.uint64(GOLDEN)
     z ^= z >> np.uint64(30)
     z *= np.uint64(FIRST)
@@ -60,7 +60,7 @@ def mix_array(z: Uint64s) -> Uint64s:
 
 
 def bits_array(seed: int, stream: Stream, *counters: Uint64s) -> Uint64s:
-    """`bits` for arrays of counters, broadcast against each other."""
+    """Return `bits` for arrays of counters, which are broadcast against each other."""
     state = np.full((), mix(mix(seed & MASK64) ^ STREAMS[stream]), dtype=np.uint64)
     with np.errstate(over="ignore"):  # NumPy warns where a counter is a single number
         for counter in counters:
@@ -69,5 +69,5 @@ def bits_array(seed: int, stream: Stream, *counters: Uint64s) -> Uint64s:
 
 
 def unit(value: int) -> float:
-    """A number in [0, 1) from 64 random bits, exact in float64."""
+    """Turn 64 random bits into a number in [0, 1), exact in float64."""
     return (value >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Options that several commands have. No torch: the help lists methods, families and sizes."""
+"""Options that several commands share. Their help lists methods, families and sizes, without importing torch."""
 
 from typing import Annotated, Any
 
@@ -50,22 +50,22 @@ StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.")]
 class Commands(TyperGroup):
     """The commands. Their help leaves out types that say nothing: <bool> of flags, <list[Path]> of arguments.
 
-    An unknown option is an error that names the commands that have it, and --set where the command takes any setting.
+    The error for an unknown option names the commands that have it, and --set if the command takes any setting.
     """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Exception as error:  # typer exports no name for this kind
+        except Exception as error:  # typer exports no name for this exception
             if hasattr(error, "possibilities") and hasattr(error, "option_name"):
                 self._explain(error)
             raise
 
     def _explain(self, error: Any) -> None:
         having = [name for name, command in self.commands.items() if error.option_name in _options(command)]
-        if 0 < len(having) <= 3:  # what most commands have, such as --out, has another name here
+        if 0 < len(having) <= 3:  # --out and the like are in most commands, under another name here
             error.message += f". It is an option of raptr {', '.join(having)}"
-            error.possibilities = None  # those are words of similar spelling
+            error.possibilities = None  # typer would suggest options of similar spelling
         if "--set" in _options(error.ctx.command):
             error.message += ". Any setting can be given with --set SECTION.KEY=VALUE"
 
@@ -87,6 +87,6 @@ def _plain(params: Any) -> Any:
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
-        if param.nargs == -1:  # an argument, whose metavar is its name; typer shows the type beside it
+        if param.nargs == -1:  # an argument; typer would show its type beside its name
             param.display_type_rich = lambda ctx: None
     return params

@@ -1,4 +1,7 @@
-"""The command `raptr plan`: parsing only, so that the help needs no torch; and what other commands share with it."""
+"""The command `raptr plan`, and functions that other commands share with it.
+
+Only parsing happens here, so help needs no torch.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,9 +50,9 @@ def plan(
     """Show the stages of a run before it starts: steps, layers, FLOPs and savings; with --measure also the time.
 
     The model is a BERT of size base unless --family or --size is given; a decoder is of size 100m. With
-    --set model.start=FOLDER it is the one in the folder. The method is raptr unless --method is given.
+    --set model.start=FOLDER it is the model in that folder. The method is raptr unless --method is given.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "method.name": method,
         "method.schedule": schedule,
         "method.lengths": lengths,
@@ -62,19 +65,19 @@ def plan(
         "train.batch": batch,
         "data.length": length,
     }
-    named = {name: value for name, value in given.items() if value is not None}
+    named = {name: value for name, value in options.items() if value is not None}
     named |= dict(parse_setting(entry) for entry in settings or [])
     defaults: dict[str, Any] = {"method.name": "raptr", "train.steps": 675_000, "train.batch": 256, "data.length": 128}
     if named.get("model.start") is None:
         defaults["model.size"] = planned_size(named.get("model.family"))
     if named.keys().isdisjoint({"data.source", "model.start"}):
         defaults["data.vocabulary"] = 30_000
-    given |= {name: value for name, value in defaults.items() if name not in named}
-    show(settled(None, None, given, settings or [], None), target_flops, timed=timed, as_json=as_json)
+    options |= {name: value for name, value in defaults.items() if name not in named}
+    show(settled(None, None, options, settings or [], None), target_flops, timed=timed, as_json=as_json)
 
 
 def show(config: "Config", target: float | None = None, *, timed: bool = False, as_json: bool = False) -> None:
-    """Print what a run costs, or with a target the schedules that meet it."""
+    """Print what a run costs; with `target`, schedules that cost at most this fraction of full training's FLOPs."""
     with importing():
         from raptr.train.console import show_plan
         from raptr.train.targets import show_targets
@@ -90,7 +93,7 @@ def show(config: "Config", target: float | None = None, *, timed: bool = False, 
 def settled(
     recipe: str | None, file: Path | None, given: dict[str, Any], sets: list[str], run: Path | None
 ) -> "Config":
-    """The configuration of a command, from a recipe, a file and options (train/resolve.py)."""
+    """Return the configuration that a recipe, a file and options give for a command (train/resolve.py)."""
     with importing():
         from raptr.train.resolve import resolve
     return resolve(recipe, file, given, sets, run)

@@ -1,7 +1,6 @@
 """Reading settings: checks that keys are known and values have the right type.
 
-A refusal names the setting, what was given and what is allowed. What a value means is checked by the dataclass that
-it belongs to.
+An error names the setting, its value and what is allowed. The dataclass of a section checks what its values mean.
 """
 
 import difflib
@@ -18,7 +17,7 @@ KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings named `section.key`, as a mapping for each section."""
+    """Turn settings named `section.key` into one mapping for each section."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         section, key = name.split(".")
@@ -27,7 +26,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their names `section.key`, at any depth."""
+    """Turn settings nested to any depth into one mapping with names such as `section.key`, and tuples into lists."""
     named: dict[str, Any] = {}
     for key, value in settings.items():
         named |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": listed(value)}
@@ -37,27 +36,27 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def refuse_changed(
     folder: Path, earlier: Mapping[str, Any], now: Mapping[str, Any], *, free: Sequence[str] = ()
 ) -> None:
-    """Refuse settings that differ from those of the jobs in a folder, but for the ones that are free to change."""
+    """Raise a ValueError if settings differ from those of the jobs in a folder, except for those in `free`."""
     before, after = flat(earlier), flat(now)
     changed = [key for key in before | after if before.get(key) != after.get(key) and key not in free]
     if changed:
-        said = "; ".join(f"{key}: was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed[:3])
-        raise ValueError(f"{folder} has jobs with other settings ({said}); name another folder with --out")
+        diff = "; ".join(f"{key}: was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed[:3])
+        raise ValueError(f"{folder} has jobs with other settings ({diff}); name another folder with --out")
 
 
 def _short(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """Return a value as text for a message, shortened if it is long."""
     text = str(value)
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
 def listed(value: Any) -> Any:
-    """The value with lists in place of tuples, as YAML and JSON have it."""
+    """Return a value with lists in place of tuples, as in YAML and JSON."""
     return [listed(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def read(kind: type[T], given: object, section: str = "") -> T:
-    """Make the dataclass `kind` from a mapping; `section` prefixes the names in messages."""
+    """Make the dataclass `kind` from a mapping, or raise a ValueError; `section` prefixes names in messages."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{section.rstrip('.')} is {given!r}; a mapping is allowed")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -71,19 +70,19 @@ def read(kind: type[T], given: object, section: str = "") -> T:
 
 
 def values(kind: type, given: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """The given values of a dataclass's fields, each of the type of its field."""
+    """Return the given values of a dataclass's fields, each checked and converted to the type of its field."""
     hints = get_type_hints(kind)
     return {key: _value(hints[key], value, f"{section}{key}") for key, value in given.items()}
 
 
 def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a value that is none of those allowed, with the nearest of them."""
-    if value not in (listed := list(allowed)):
-        raise ValueError(f"{name} is {value!r}; {nearest(value, listed)}allowed: {', '.join(listed)}")
+    """Raise a ValueError for a value that is not allowed, with the nearest allowed one."""
+    if value not in (choices := list(allowed)):
+        raise ValueError(f"{name} is {value!r}; {nearest(value, choices)}allowed: {', '.join(choices)}")
 
 
 def nearest(word: object, allowed: Iterable[str]) -> str:
-    """`did you mean 'x'? `, or nothing where no allowed word is near."""
+    """Return `did you mean 'x'? ` with the nearest allowed word; empty if none is similar."""
     words = {allowed_word.lower(): allowed_word for allowed_word in allowed}
     close = difflib.get_close_matches(str(word).lower(), words, n=1)
     return f"did you mean {words[close[0]]!r}? " if close else ""

@@ -1,4 +1,4 @@
-"""YAML in which no key stands twice: of a file, and of a setting on the command line."""
+"""YAML without repeated keys, from files and from settings on the command line."""
 
 from io import StringIO
 from pathlib import Path
@@ -8,7 +8,7 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses repeated keys: the first of two would be lost silently."""
+    """Refuses repeated keys, of which YAML would silently drop the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -20,9 +20,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """What a YAML text says; a key that stands twice in a mapping is an error, and every error is a YAMLError.
+    """Parse a YAML text. A key that appears twice in a mapping is an error, and every error is a YAMLError.
 
-    `name` is where the text comes from, as errors call it.
+    `name` says in error messages where the text comes from.
     """
     stream = StringIO(text)
     stream.name = name
@@ -35,7 +35,7 @@ def load_yaml(text: str, name: str) -> Any:
 
 
 def read_yaml(path: Path, kind: str) -> Any:
-    """What a YAML file says; `kind` is what messages call it."""
+    """Parse a YAML file, or raise a ValueError; `kind` says in messages what sort of file it is."""
     try:
         return load_yaml(path.read_text(encoding="utf-8"), str(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -43,7 +43,7 @@ def read_yaml(path: Path, kind: str) -> Any:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """The name and the value of a setting given as `section.key=value`, as on the command line."""
+    """Return name and value of a setting written as `section.key=value`, as on the command line."""
     name, separator, written = text.partition("=")
     if not separator or name.count(".") != 1:
         raise ValueError(f"--set is {text!r}; SECTION.KEY=VALUE is allowed, such as method.scaling=sqrt")
