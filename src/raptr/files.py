@@ -172,7 +172,7 @@ def locked(path: Path, refusal: str, *, folder: bool = False) -> Iterator[None]:
 
 
 def refuse_strange(folder: Path, kind: str, mark: str, ours: Callable[[Path], bool]) -> None:
-    """Raise a ValueError if a folder holds files other than `ours`, unless its file `mark` shows that it is a `kind`."""
+    """Raise a ValueError if a folder holds files other than `ours`, unless the file `mark` shows it to be a `kind`."""
     paths = sorted(folder.iterdir()) if folder.exists() else []
     others = [path.name for path in paths if not ours(path)]
     if others and folder / mark not in paths:

@@ -63,7 +63,7 @@ class Commands(TyperGroup):
 
     def _explain(self, error: Any) -> None:
         having = [name for name, command in self.commands.items() if error.option_name in _options(command)]
-        if 0 < len(having) <= 3:  # --out and the like are in most commands, under another name here
+        if 0 < len(having) <= 3:  # an option of most commands, such as --out, has another name in this one
             error.message += f". It is an option of raptr {', '.join(having)}"
             error.possibilities = None  # typer would suggest options of similar spelling
         if "--set" in _options(error.ctx.command):

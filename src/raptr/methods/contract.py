@@ -141,7 +141,7 @@ def check_unit(name: str, value: float) -> None:
 
 
 def check_rate(name: str, rate: float | None, average: float | None, least: float, layers: int) -> None:
-    """Refuse a bad drop rate, or a bad `average` that the rate is solved from, or both at once."""
+    """Refuse a drop rate that is out of range, or an `average` to solve it from that is, or both settings at once."""
     if rate is not None:
         check_unit(name, rate)
         if average is not None:

@@ -33,7 +33,7 @@ class DoubleThenPart(Growing):
         return "-".join(map(str, sorted(sizes)))
 
     def default_average(self) -> float | None:
-        """Return three quarters of the layers: for 3-6-9-12, three stages of a sixth of the steps, then one of half."""
+        """Return three quarters of the layers: for 3-6-9-12, three stages of a sixth of the steps and one of half."""
         return 0.75 * self.target.layers if self.target.layers > 1 else None
 
     def arranged(self, old: int, new: int) -> Growth:

@@ -55,7 +55,7 @@ class Growing(Method):
         return recommended_sizes(self.target.layers)
 
     def default_average(self) -> float | None:
-        """Return the average size of a schedule of which no setting is given; None: stages of equal length."""
+        """Return the average size to fit stages to if no setting of the schedule is given; None: equal stages."""
         return None
 
     @property
@@ -161,7 +161,7 @@ class GrowingOnce(Growing):
         return isinstance(self.schedule, Schedule) or (self.lengths, self.average) != (None, None)
 
     def _share(self, small: int, full: int) -> float:
-        """Return the share for which three quarters of the full model's layers run on average, but at most 0.5."""
+        """Return the share of steps before the growth: three quarters of all layers run on average; at most 0.5."""
         return min(0.25 * full / (full - small), 0.5) if small < full else 0.5
 
     def _step(self, share: float) -> int:

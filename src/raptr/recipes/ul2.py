@@ -56,8 +56,8 @@ def ul2_large() -> Recipe:
     no full start: --set method.full_start=0 --set optimizer.decay=0.4
     other stages: --set method.schedule=6-12-18-24 --set method.average=20 --set optimizer.decay=0.492
     the square-root rate: --set optimizer.decay_shape=inverse-sqrt --set optimizer.decay=0.975 --set optimizer.floor=0
-    The paper's text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv. It gives neither the model's dimensions nor the
-    size of the vocabulary: the values here are ours.
+    The paper's text is 57% C4, 17% GitHub, 17% Wikipedia and 9% Arxiv. The paper gives neither the model's dimensions
+    nor the size of the vocabulary: the values here are ours.
 
     Command: raptr pretrain ul2-1.6b --data FOLDER
     """

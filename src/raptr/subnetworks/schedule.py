@@ -21,7 +21,7 @@ Fixed = Sequence[int] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps `start` to `stop` (exclusive): on average `size` layers run, always those in `fixed` (ascending, from 1)."""
+    """Steps `start` to `stop` (exclusive): `size` layers run on average, always `fixed` (from 1, ascending)."""
 
     start: int
     stop: int
@@ -130,7 +130,7 @@ class Schedule:
         return cls.parse(recommended_sizes(layers), layers=layers, steps=steps)
 
     def check_model(self, layers: int, steps: int) -> None:
-        """Refuse other numbers of layers and steps than those the schedule was made for."""
+        """Refuse numbers of layers or steps other than those that the schedule was made for."""
         if (self.layers, self.steps) != (layers, steps):
             raise ValueError(
                 f"schedule is made for {self.layers} layers and {self.steps} steps; "

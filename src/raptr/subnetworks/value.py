@@ -109,6 +109,6 @@ class Subnetwork:
             self.head_scale,
             self.part_scale,
         )
-        if (self.head_gates, self.part_gates) != (None, None):  # older records name digests without gates
+        if (self.head_gates, self.part_gates) != (None, None):  # older records have digests without gates
             fields = (*fields, self.head_gates, self.part_gates)
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()

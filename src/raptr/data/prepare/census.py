@@ -70,7 +70,7 @@ class Sample:
     known: set[bytes] = field(default_factory=set)
 
     def add(self, digest: bytes, text: str) -> None:
-        """Add a text if its hash is low enough, and drop the highest ones while the rest still reaches `limit`."""
+        """Add a text if its hash is low enough; drop those with the highest while the rest still reaches `limit`."""
         key = -int.from_bytes(digest[8:], "little")
         if digest in self.known or (self.size >= self.limit and key < self.heap[0][0]):
             return
@@ -116,7 +116,7 @@ def take_census(
     progress: Callable[[Chunk, int], None],
     given: Sides | None = None,
 ) -> tuple[Count, ...]:
-    """Read everything once; raise a ValueError that names a domain without documents on either side of the split."""
+    """Read everything once; raise a ValueError that names a domain with no documents on one side of the split."""
     counts = [Count() for _ in domains]
     domain = 0
     for chunk in chunks:
@@ -133,7 +133,7 @@ def take_census(
 
 
 def sides_of(counts: Sequence[Count], limit: int) -> Sides:
-    """Return the split by the limit, with the exceptions that give every domain a document on either side."""
+    """Return the split by the limit, with the exceptions that give every domain a document on each side."""
     held_out = frozenset(count.lowest for count in counts if count.lowest >= limit)
     trained = frozenset(count.highest for count in counts if count.highest < limit)
     return Sides(limit, held_out, trained)

@@ -83,7 +83,7 @@ def preparation_table(store: TokenStore) -> Table:
 
 
 def next_command(store: TokenStore, recipe: str, length: int, window: int) -> str:
-    """Return the command that trains on the prepared data in a new run, with a shorter length if the text demands it.
+    """Return the command that trains on the prepared data in a new run, with advice if it has too little text.
 
     `length` is the sequence length of the recipe, `window` the number of raw tokens that such a sequence is made of.
     """

@@ -37,7 +37,7 @@ DOCUMENTS = {"file": "text file", "blank-line": "paragraph", "line": "line of te
 
 
 class Record(NamedTuple):
-    """A text or the problem with it, one of them empty, and how many bytes of the input have been read."""
+    """A text, or the problem that prevented reading it; and how many bytes of the input have been read."""
 
     text: str
     problem: str
