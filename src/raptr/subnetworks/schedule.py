@@ -21,7 +21,10 @@ Fixed = Sequence[int] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps `start` to `stop` (exclusive): `size` layers run on average, always `fixed` (from 1, ascending)."""
+    """Steps `start` to `stop` (exclusive), in which `size` layers run on average.
+
+    The layers in `fixed` (ascending, counted from 1) always run.
+    """
 
     start: int
     stop: int
