@@ -16,7 +16,7 @@ from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.model import Model
 from raptr.subnetworks import Subnetwork
-from raptr.train.config import Config, TrainSettings
+from raptr.train.config import Config, TrainSettings, merged
 from raptr.train.execution import make_execution
 from tests.walks import scores
 
@@ -97,6 +97,12 @@ def test_the_export_has_the_numbers_in_its_weights(family: str, stores: dict[str
     with torch.no_grad():
         ours = scores(model, Batch(tokens, None, tokens), Subnetwork((1.0, 0.0, 1.0)))
         assert_close(stock.double()(input_ids=tokens).logits, ours, rtol=1e-5, atol=1e-5)
+
+
+def test_another_size_keeps_them() -> None:
+    chosen = {"residual_multiplier": MULTIPLIER, "norm_scaling": True}
+    later = merged({"model": {**chosen, "layers": 3}}, {"model": {"size": "mini"}})
+    assert later["model"] == {**chosen, "size": "mini"}
 
 
 @pytest.mark.parametrize(

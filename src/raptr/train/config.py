@@ -29,7 +29,8 @@ Arithmetic = Literal["float32", "mixed", "bfloat16"]
 Precision = Literal["auto", "float32", "mixed", "bfloat16"]
 DecidedForm = Literal["skip", "gather", "shared"]
 Form = Literal["auto", DecidedForm]
-NO_DIMENSIONS = ("dropout", "init")  # settings of `model` that are kept when another size is chosen
+# Settings of `model` that are kept when another size is chosen.
+NO_DIMENSIONS = ("dropout", "init", "residual_multiplier", "norm_scaling")
 MOST = 2**31  # a larger value is a slip, and would overflow
 COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # where they are set instead
 DEVICES = ("auto", "cpu", "cuda")
