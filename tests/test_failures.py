@@ -64,6 +64,15 @@ def test_a_name_that_is_not_utf8_says_what_to_do(capsys: pytest.CaptureFixture[s
     assert re.search(r"'runs/caf\\udce9' is not UTF-8.* Rename", capsys.readouterr().err)
 
 
+def test_a_terminal_that_cannot_show_a_character_is_no_file_to_be_renamed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnicodeEncodeError) as found:
+        "stages of 1, 2, 3, …".encode("ascii")
+    assert failing(found.value) == 2
+    said = capsys.readouterr().err
+    assert "'ascii' codec can't encode character" in said
+    assert "Rename" not in said
+
+
 def test_an_unforeseen_error_names_the_traceback_file_and_the_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

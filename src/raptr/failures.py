@@ -56,10 +56,8 @@ def reported() -> Iterator[None]:
         if ended.code == 130:  # typer ends an interrupted command silently
             print("raptr: interrupted", file=sys.stderr)
         raise
-    except UnicodeEncodeError as error:  # a path that is not UTF-8, which libraries cannot open
-        _leave(f"{error.object!r} is not UTF-8 text ({error.reason}). Rename the file or folder, or name another.", 2)
     except (ValueError, MissingExtra) as error:
-        _leave(str(error), 2)
+        _leave(_no_utf8(error) or str(error), 2)
     except OSError as error:
         problem, notes = _file_problem(error), _notes(error)
         _leave(" ".join([f"{problem.removesuffix('.')}.", *notes]) if notes else problem, 2)
@@ -118,6 +116,16 @@ def _newest(run: Path) -> str:
 
 def _notes(error: Exception) -> list[str]:
     return getattr(error, "__notes__", [])
+
+
+def _no_utf8(error: Exception) -> str | None:
+    """What to do about a path of bytes that are not UTF-8, which libraries cannot open; None for any other error.
+
+    A terminal that cannot show a character raises the same error, for another encoding.
+    """
+    if not isinstance(error, UnicodeEncodeError) or error.encoding != "utf-8":
+        return None
+    return f"{error.object!r} is not UTF-8 text ({error.reason}). Rename the file or folder, or name another."
 
 
 def _file_problem(error: OSError) -> str:
