@@ -13,7 +13,7 @@ from raptr import idle, stepwise
 from raptr.integrations.steps import Steps, warn_of_scales
 from raptr.methods import METHODS, make_method
 from raptr.models.attach import running
-from raptr.subnetworks import Shape
+from raptr.subnetworks import Schedule, Shape
 from raptr.train.idle import Policy
 from tests.integrations.tiny import llama, whole
 
@@ -399,6 +399,15 @@ def test_going_on_with_another_method_is_refused() -> None:
         steps_of(model, hold=2).resume(older)
     older["method"]["width_exponent"] = 0.5  # of checkpoints from before it was left out where all heads and parts run
     same.resume(older)
+
+
+def test_a_method_with_a_schedule_that_no_text_stands_for_goes_on() -> None:
+    model = llama()
+    schedule = Schedule.parse("1-4-6", layers=6, steps=8, fixed=())  # as text the first and last layer would be fixed
+    steps = steps_of(model, schedule=schedule)
+    steps_of(model, schedule=schedule).resume(steps.state())
+    with pytest.raises(ValueError, match=r"schedule was '1-4-6' and is '2-4-6'"):
+        steps_of(model, schedule="2-4-6").resume(steps.state())
 
 
 def test_a_model_inside_that_is_compiled_as_a_whole_is_refused() -> None:

@@ -23,7 +23,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, final
 
@@ -174,9 +174,11 @@ class Steps:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Continue the counts of a checkpoint's `state`; raise ValueError if its method has other settings."""
-        # The method is made again, so that settings that are newer than the checkpoint have their defaults.
-        before = _resolved(make_method(**state["method"], shape=self.method.target))
-        now = _resolved(self.method)
+        before, now = state["method"], _resolved(self.method)
+        # The method is made again, so that settings that are newer than the checkpoint have their defaults. This fails,
+        # and is left out, if it has a `Schedule` that cannot be written as text, or if the model had another depth.
+        with suppress(ValueError):
+            before = _resolved(make_method(**before, shape=self.method.target))
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             differences = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
