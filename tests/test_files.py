@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from raptr import files
 from raptr.files import hidden, locked, made, new_folder, recover, remove, write_text
 
 
@@ -53,6 +54,26 @@ def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"place/file": "one"}
     with new_folder(place) as second:
         (second / "file").write_text("two")
+    assert contents(tmp_path) == {"place/file": "two"}
+
+
+def test_a_folder_is_held_until_what_it_replaced_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that began meanwhile would remove the same files."""
+    place, begun = tmp_path / "place", []
+
+    def removing(path: Path, its: Path) -> None:
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match=r"place is being written by another process"), new_folder(place):
+            pass
+        begun.append(path)
+        remove(path, its)
+
+    monkeypatch.setattr(files, "remove", removing)
+    for text in ("one", "two"):
+        with new_folder(place) as partial:
+            (partial / "file").write_text(text)
+    assert begun == [hidden(place, "replaced")]
+    assert os.listdir(tmp_path) == ["place"]
     assert contents(tmp_path) == {"place/file": "two"}
 
 

@@ -71,9 +71,12 @@ def new_folder(place: Path) -> Iterator[Path]:
     partial, replaced = hidden(place, "partial"), hidden(place, "replaced")
     refusal = f"{place} is being written by another process; wait for it, or name another folder"
     with made(place.parent), ExitStack() as held:
-        partial.mkdir(exist_ok=True)  # one left by a killed process is reused
+        with contextlib.suppress(FileExistsError):  # one left by a killed process is reused
+            partial.mkdir()
         held.enter_context(locked(partial, refusal, folder=True))
         try:
+            if place.is_dir():  # held by whoever has just put it there, until what it replaced is removed
+                held.enter_context(locked(place, refusal, folder=True))
             _clear(partial)
             _restore(place)
             yield partial
@@ -87,9 +90,9 @@ def new_folder(place: Path) -> Iterator[Path]:
                     os.rename(replaced, place)
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    sync(place.parent)
-    if replaced.exists():
-        remove(replaced, place)
+        sync(place.parent)
+        if replaced.exists():
+            remove(replaced, place)
 
 
 def recover(place: Path) -> None:
@@ -164,7 +167,11 @@ def locked(path: Path, refusal: str, *, folder: bool = False) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise ValueError(refusal) from None
-        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+        try:
+            renamed = not os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            renamed = True
+        if renamed:
             raise ValueError(refusal)  # the process that held the lock removed or renamed it meanwhile
         yield
     finally:
