@@ -188,6 +188,7 @@ def test_schedules_adapt_to_the_heads_and_mlp_parts() -> None:
     for fewer in (replace(PLACE, heads=2), replace(PLACE, parts=1)):  # than the stages have sizes
         assert measured.settings(fewer, 1000) is None
         assert best(fewer, [measured]) is None
+    assert scaled({"name": "raptr", "parts": "3-3-4"}, 1.0, 1.0, {"parts": 2}) is None  # 2-2-2 would leave out nothing
     assert named(wider) == "msg heads=2-3-4 mlp=1-2-4"
     timed = plain("raptr", heads="1-2-4", average=12)
     assert timed == {"name": "raptr", "schedule": "12-12-12", "heads": "1-2-4", "average": 12.0}

@@ -154,9 +154,10 @@ def scaled(
     for axis, count in (units or {}).items():
         if axis in settings:
             sizes = parse_sizes(settings[axis])
-            if count < len(set(sizes)):
-                return None
             settings[axis] = _resized(settings[axis], count / sizes[-1], 1)
+            # Rounding may have given every stage all of the units, which would be full training.
+            if count < len(set(sizes)) or parse_sizes(settings[axis])[0] == count:
+                return None
     return settings | {key: _rounded(settings[key] * length) for key in OF_STEPS if key in settings}
 
 
