@@ -206,6 +206,8 @@ def test_a_method_is_recognised_by_what_differs_from_its_defaults() -> None:
         "scaling": "sqrt",
     }
     assert plain("stacking", average=9.5) == {**GRADUAL, "average": 9.5}
+    assert plain("g-stack") == {"name": "g-stack", "schedule": "3-12", "growth_at": 0.333}
+    assert plain("g-stack", lengths="equal") == {"name": "g-stack", "schedule": "3-12", "lengths": "equal"}
     assert plain("stacking", lengths="proportional") == {**GRADUAL, "lengths": "proportional"}
     assert plain("stacking", lengths="equal", average=9.0) == {**GRADUAL, "lengths": "equal", "average": 9.0}
     rows = [row(DOUBLING, -0.05), row({"name": "g-stack", "schedule": "3-12", "growth_at": 0.3333}, 0.02)]

@@ -278,8 +278,8 @@ def matching(place: Place, method: Mapping[str, Any], steps: int, measured: Sequ
 def plain_settings(method: Method) -> dict[str, Any]:
     """Return a method's name with those of its settings that differ from its defaults."""
     settings = {key: listed(value) for key, value in method.settings().items()}
-    if settings.get("lengths") == "equal" and settings.get("average") is None:
-        settings["lengths"] = None  # None means equal lengths
+    if settings.get("lengths") == "equal" and settings.get("average") is None and "growth_at" not in settings:
+        settings["lengths"] = None  # None means equal lengths, unless another setting says when the model grows
     narrower = any(settings.get(axis) is not None for axis in WIDTHS)
     if narrower and settings.get("average") is None and len(set(parse_sizes(settings["schedule"]))) == 1:
         settings["schedule"] = None  # None means all layers if heads or parts have sizes
