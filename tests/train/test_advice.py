@@ -156,7 +156,9 @@ def test_schedules_adapt_to_the_depth() -> None:
     sizes = {6: "2-3-6", 8: "2-4-8", 10: "3-5-10", 12: "3-6-12", 24: "6-12-24", 2: "1-1-2", 1: "1-1-1"}
     for layers, schedule in sizes.items():
         settings = measured.settings(replace(PLACE, layers=layers), 1000)
-        assert settings == {**DOUBLING, "schedule": schedule, "lengths": "equal", "average": 0.75 * layers}
+        average = max(0.75 * layers, 1)
+        assert settings == {**DOUBLING, "schedule": schedule, "lengths": "equal", "average": average}
+        make_method(**settings, shape=Shape(layers), steps=1000)  # is not refused
     started = row({"name": "raptr", "schedule": "6-8-10-12", "full_start": 50}, -0.05)
     assert started.settings(replace(PLACE, layers=2), 3000) == {
         "name": "raptr",

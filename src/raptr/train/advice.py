@@ -150,7 +150,8 @@ def scaled(
         least = 2 if settings["name"] == "raptr" else 1  # RaPTr always runs the first and the last layer
         settings["schedule"] = _resized(settings["schedule"], depth, least)
         if "average" in settings:
-            settings["average"] = settings["average"] * depth
+            smallest = parse_sizes(settings["schedule"])[0]  # larger than the average if the model has a single layer
+            settings["average"] = max(settings["average"] * depth, smallest)
     for axis, count in (units or {}).items():
         if axis in settings:
             sizes = parse_sizes(settings[axis])
