@@ -35,7 +35,7 @@ from raptr.distributed.sharding import is_sharded, part, rows, whole
 FACTORED = 128  # a matrix with fewer rows or columns keeps all of its second moments
 POWER = 0.8
 SMALLEST = 1e-30  # added to squared gradients
-SHAPES = 64  # the most shapes of parameters for which the update is compiled
+SHAPES = 256  # the most shapes of parameters for which the update is compiled, over all models of a process
 LEAST_SCALE = 1e-3  # the least RMS(p) of an update: weights that start at zero could not move otherwise
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, optim
 
 from raptr.distributed.sharding import as_shard, is_sharded, local, mine, rows
 
-SHAPES = 64  # the most shapes of parameters for which the update is compiled
+SHAPES = 256  # the most shapes of parameters for which the update is compiled, over all models of a process
 
 
 @final
