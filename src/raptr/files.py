@@ -184,7 +184,7 @@ def refuse_strange(folder: Path, kind: str, mark: str, ours: Callable[[Path], bo
     others = [path.name for path in paths if not ours(path)]
     if others and folder / mark not in paths:
         raise ValueError(
-            f"out is {str(folder)!r}, a folder that is no {kind} but holds {', '.join(others[:4])}. "
+            f"out is {str(folder)!r}, a folder without a {kind} that holds {', '.join(others[:4])}. "
             "Name a new or an empty folder."
         )
 

@@ -50,7 +50,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         value = load_yaml(written, "--set")
     except yaml.YAMLError as error:
-        raise ValueError(f"--set {name} is {written!r}, which is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"--set {name} is {written!r}, which is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     if value is None and written.strip().lower() not in ("null", "~"):
-        raise ValueError(f"--set {name} is {written!r}, which is no value; write null for none")
+        raise ValueError(f"--set {name} is {written!r}, which is not a value; write null for none")
     return name, value

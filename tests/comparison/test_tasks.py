@@ -288,7 +288,7 @@ def test_models_that_cannot_be_exported_are_refused_before_they_are_trained(stor
 @pytest.mark.parametrize(
     ("evaluate", "match"),
     [
-        ({"finetun": {}}, r"evaluate\.finetun .*'finetune'"),
+        ({"finetun": {}}, r"Unknown section evaluate\.finetun; .*'finetune'"),
         ({"fewshot": {"data": "."}}, r"evaluate\.fewshot .*'mlm'"),
         ({"finetune": {}}, r"evaluate\.finetune\.data is missing"),
         ({"finetune": {"data": ".", "epoch": 2}}, r"evaluate\.finetune\.epoch"),

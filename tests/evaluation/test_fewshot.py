@@ -213,7 +213,7 @@ def test_models_that_are_refused(untaught: Path, questions: Path, tmp_path: Path
     with pytest.raises(ValueError, match=r"no weights for \d+ tensors, such as model\.layers"):
         judged([model], ["boolq"], questions, tmp_path / "out")
     (model / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"no whole safetensors file"):
+    with pytest.raises(ValueError, match=r"not a complete safetensors file"):
         judged([model], ["boolq"], questions, tmp_path / "out")
 
 
@@ -236,7 +236,7 @@ def test_a_folder_that_is_no_few_shot_evaluation_is_refused(untaught: Path, ques
         out = tmp_path / name.partition(".")[0]
         out.mkdir()
         (out / name).write_text("mine")
-        with pytest.raises(ValueError, match=f"out is '.*', a folder that is no few-shot evaluation but holds {name}"):
+        with pytest.raises(ValueError, match=f"out is '.*', a folder without a few-shot evaluation that holds {name}"):
             judged([untaught], ["boolq"], questions, out)
         assert [path.name for path in out.iterdir()] == [name]
         assert (out / name).read_text() == "mine"

@@ -695,7 +695,7 @@ def test_a_lack_of_memory_is_a_sentence(
 
 
 def test_folders_that_hold_no_encoder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere.*no folder"):
+    with pytest.raises(ValueError, match=r"nowhere.*not a folder"):
         load_encoder(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"config\.json"):
         load_encoder(tmp_path)
@@ -719,7 +719,7 @@ def test_folders_that_hold_no_encoder(tmp_path: Path) -> None:
     whole = (model / "model.safetensors").read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:100], b""):
         (model / "model.safetensors").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a complete safetensors file"):
             load_encoder(model)
 
 
@@ -737,7 +737,7 @@ def test_a_folder_that_is_no_fine_tuning_is_refused(bert: Path, little: Path, tm
         path = out / name
         path.parent.mkdir(parents=True)
         path.write_text("{}")
-        with pytest.raises(ValueError, match=f"a folder that is no fine-tuning but holds {name.partition('/')[0]}"):
+        with pytest.raises(ValueError, match=f"a folder without a fine-tuning that holds {name.partition('/')[0]}"):
             tuned(bert, little, out, rates=[RATE], seeds=1)
         assert [path] == [one for one in out.rglob("*") if one.is_file()]
         assert path.read_text() == "{}"

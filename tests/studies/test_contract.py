@@ -46,7 +46,7 @@ def test_seeds_that_are_refused(seeds: int, tmp_path: Path) -> None:
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "linear").mkdir()
     (tmp_path / "linear" / "linear.png").write_text("mine")
-    with pytest.raises(ValueError, match=r"out is '.*linear', a folder that is no study but holds linear\.png"):
+    with pytest.raises(ValueError, match=r"out is '.*linear', a folder without a study that holds linear\.png"):
         conduct(STUDIES["linear"], tmp_path, seeds=1, small=False, device="cpu", console=QUIET)
     assert [path.name for path in (tmp_path / "linear").iterdir()] == ["linear.png"]
 

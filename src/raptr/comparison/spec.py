@@ -286,8 +286,7 @@ def _base(spec: _Spec, device: str | None) -> Config:
     for section, given in spec.settings.items():
         if section not in SECTIONS:
             raise ValueError(
-                f"settings.{section} is no section of a comparison; {nearest(section, SECTIONS)}"
-                f"allowed: {', '.join(SECTIONS)}"
+                f"Unknown section settings.{section}; {nearest(section, SECTIONS)}allowed: {', '.join(SECTIONS)}"
             )
         if not isinstance(given, Mapping):
             raise ValueError(f"settings.{section} is {given!r}; a mapping is allowed")
@@ -337,7 +336,7 @@ def _entry(label: object, given: object, spec: _Spec, base: Config, vocabulary: 
     for key in given:
         if key not in allowed:
             raise ValueError(
-                f"entries.{label}.{key} is no setting; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+                f"Unknown setting entries.{label}.{key}; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
             )
     own = read(_Own, {key: given[key] for key in extra_keys if key in given}, f"entries.{label}.")
     _check_list(f"entries.{label}.peaks", own.peaks)

@@ -96,7 +96,7 @@ def read_evaluate(given: Mapping[str, Any], config: Config) -> Evaluate:
     """Read the section, and check its keys, its data, the extra and the models before anything is trained."""
     for key in given:
         if key not in KINDS:
-            raise ValueError(f"evaluate.{key} is no evaluation; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
+            raise ValueError(f"Unknown section evaluate.{key}; {nearest(key, KINDS)}allowed: {', '.join(KINDS)}")
     if not given:
         return Evaluate()
     kind, other = KINDS if config.objective.name == ENCODERS else reversed(KINDS)

@@ -44,7 +44,9 @@ class ModelFolder:
 def open_folder(model: Path) -> ModelFolder:
     """Open the model in a folder. For a run this is its export, which is made if it is missing or out of date."""
     if not model.is_dir():
-        raise ValueError(f"the model is {str(model)!r}, which is no folder; name a run, an export or a model's folder")
+        raise ValueError(
+            f"the model is {str(model)!r}, which is not a folder; name a run, an export or a model's folder"
+        )
     is_run = (model / "config.yaml").is_file() and not (model / "config.json").is_file()
     folder = _exported(model) if is_run else model
     resolved = folder.resolve()
@@ -58,7 +60,7 @@ def open_folder(model: Path) -> ModelFolder:
             with safe_open(file, "pt"):  # this compares the file's length with its header
                 pass
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is no whole safetensors file ({error}). Copy the folder again.") from error
+            raise ValueError(f"{file} is not a complete safetensors file ({error}). Copy the folder again.") from error
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True)

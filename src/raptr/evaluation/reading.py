@@ -75,7 +75,7 @@ def read_task(
         if "" in names:
             raise ValueError(f"--{option} is ''; the name of a {'file' if option == 'dev' else 'column'} is allowed")
     if not folder.is_dir():
-        raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the task's files")
+        raise ValueError(f"--data is {str(folder)!r}, which is not a folder; name the folder with the task's files")
     subfolders = (task.folder, task.name) if task.folder else ()
     folder = next((folder / name for name in subfolders if (folder / name).is_dir()), folder)
     paths = (_find(folder, TRAIN, "training"), _find(folder, (dev,) if dev else DEV, "dev"))
@@ -229,7 +229,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number}: no JSON ({error})") from None
+        raise ValueError(f"{path}, line {number} is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}, line {number}: found {line[:40]!r}; a JSON object is expected")
     return value

@@ -111,7 +111,9 @@ class StockFolder:
                 with safe_open(file, "pt") as opened:
                     places |= dict.fromkeys(opened.keys(), file)
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{file} is no whole safetensors file ({error}). Copy the folder again.") from error
+                raise ValueError(
+                    f"{file} is not a complete safetensors file ({error}). Copy the folder again."
+                ) from error
         return places
 
     def tensor(self, name: str) -> Tensor:
@@ -151,7 +153,7 @@ class StockFolder:
             config = kind.from_dict(dict(self.facts))
         except Exception as error:  # the class can raise errors of many types
             reason = " ".join(str(error).split())
-            raise ValueError(f"{self.path / CONFIG} describes no {self.architecture} ({reason})") from error
+            raise ValueError(f"{self.path / CONFIG} does not describe a {self.architecture} ({reason})") from error
         for key, value in {**needed, "quantization_config": None}.items():
             if (actual := getattr(config, key, None)) != value:
                 raise ValueError(f"model.start is {str(self.path)!r}, whose {key} is {actual!r}; {value!r} is allowed")
@@ -163,5 +165,5 @@ class StockFolder:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / name} is not valid JSON ({error}). Copy the folder again.") from error
         if not isinstance(facts, dict):
-            raise ValueError(f"{self.path / name} is no mapping. Copy the folder again.")
+            raise ValueError(f"{self.path / name} is not a mapping. Copy the folder again.")
         return facts

@@ -289,7 +289,7 @@ def _state(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint's state.json; raises ValueError if it is not a mapping."""
     state = json.loads((path / STATE).read_bytes())
     if not isinstance(state, dict):
-        raise ValueError(f"{path / STATE} is no mapping")
+        raise ValueError(f"{path / STATE} is not a mapping")
     return state
 
 

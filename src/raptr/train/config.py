@@ -32,7 +32,8 @@ Form = Literal["auto", DecidedForm]
 # Settings of `model` that are kept when another size is chosen.
 NO_DIMENSIONS = ("dropout", "init", "residual_multiplier", "norm_scaling")
 MOST = 2**31  # a larger value is a slip, and would overflow
-COMMON = {"shape": "the model's dimensions", "steps": "train.steps", "seed": "train.seed"}  # where they are set instead
+# Arguments of every method, and what to set instead of them.
+COMMON = {"shape": "the model's layers, heads and parts", "steps": "train.steps", "seed": "train.seed"}
 DEVICES = ("auto", "cpu", "cuda")
 BUILTIN = "builtin"  # the data.source that is the text of the Python standard library
 ROUNDING = ("train.device", "train.precision")  # affect rounding alone; a resumed run keeps its own unless they are set
@@ -237,9 +238,7 @@ class Config:
         allowed = (*kinds, "model", "method")
         for key in given:
             if key not in allowed:
-                raise ValueError(
-                    f"{key} is no section of the configuration; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
-                )
+                raise ValueError(f"Unknown section {key}; {nearest(key, allowed)}allowed: {', '.join(allowed)}")
         sections: dict[str, Any] = {key: read(kind, given.get(key, {}), f"{key}.") for key, kind in kinds.items()}
         sections["model"] = ModelSettings.read(given.get("model", {}))
         method = given.get("method", {"name": "raptr"})
@@ -328,7 +327,7 @@ class Config:
         settings = {key: value for key, value in method.items() if key != "name"}
         for key in COMMON:
             if key in settings:
-                raise ValueError(f"method.{key} is no setting; it is set by {COMMON[key]}")
+                raise ValueError(f"Unknown setting method.{key}. Set {COMMON[key]} instead.")
         for key, size in dimensions.unit_sizes.items():
             if key in settings:
                 settings[key] = in_units(key, settings[key], getattr(dimensions.shape, key), size)

@@ -77,7 +77,7 @@ class RunFolder:
         others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
         if not is_run and not all(map(PARTIAL.fullmatch, others)):
             raise ValueError(
-                f"run is {str(self.path)!r}, a folder that is no run but holds {', '.join(others[:4])}; "
+                f"run is {str(self.path)!r}, a folder without a run that holds {', '.join(others[:4])}; "
                 "name a new or an empty folder"
             )
         refusal = f"run is {str(self.path)!r}, where another process is training; wait for it, or name another run"
@@ -97,7 +97,7 @@ class RunFolder:
         try:
             settings = load_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
             if not isinstance(settings, dict):
-                raise ValueError("it is no mapping of sections")
+                raise ValueError("it is not a mapping of sections")
             return Config.read(settings)
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{self.config} is not the configuration of a run: {_line(error)}") from error

@@ -62,7 +62,7 @@ def find_tasks(names: Sequence[str], folder: Path) -> tuple[list[str], list[str]
     A task that is requested by its own name must have its data.
     """
     if not folder.is_dir():
-        raise ValueError(f"--data is {str(folder)!r}, which is no folder; name the folder with the tasks' files")
+        raise ValueError(f"--data is {str(folder)!r}, which is not a folder; name the folder with the tasks' files")
     available: list[str] = []
     absent: list[str] = []
     for name in names:
