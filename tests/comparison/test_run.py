@@ -1,5 +1,7 @@
 """Comparisons that run: on equal terms, stopped and killed and gone on with, with runs that diverge."""
 
+import errno
+import io
 import json
 import re
 import shutil
@@ -26,6 +28,7 @@ from raptr.objectives import SPECIALS
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
+from raptr.train.safety import LOCK
 from tests.commands import call
 from tests.comparison.tiny import Killed, asked, at_step, kill, numbers
 
@@ -283,6 +286,38 @@ def test_a_run_that_diverges_is_recorded_and_the_rest_goes_on(
     seen = at_step(-1, kill, monkeypatch)
     assert compare(spec, tmp_path, console=QUIET).finished == 6
     assert seen == []  # a diverged run is finished: it would diverge again
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_is_set_aside_and_the_rest_goes_on(
+    jobs: int, store: TokenStore, whole: Path, tmp_path: Path
+) -> None:
+    spec, output = asked(store), io.StringIO()
+    held = tmp_path / "out" / "runs" / "raptr-peak0.01-seed0"
+    held.mkdir(parents=True)
+    with (
+        locked(held / LOCK, "held"),  # as by another process
+        pytest.raises(ValueError, match=r"raptr-peak0\.01-seed0', where another process is training"),
+    ):
+        compare(spec, tmp_path / "out", jobs=jobs, console=Console(file=output, width=1000))
+    shown = output.getvalue()
+    assert "failed: raptr, peak 0.01, seed 0. run is" in shown
+    assert "1 run failed; the same command tries again." in shown
+    assert len(numbers(tmp_path / "out")["runs"]) == RUNS - 1
+    assert compare(spec, tmp_path / "out", jobs=jobs, console=QUIET).finished == RUNS
+    assert numbers(tmp_path / "out") == numbers(whole)
+
+
+def test_what_concerns_all_runs_stops_the_comparison(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    seen = at_step(3, full, monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        compare(asked(store), tmp_path, console=QUIET)
+    assert len(seen) == 3
 
 
 def test_models_are_kept_on_request(store: TokenStore, tmp_path: Path) -> None:

@@ -4,21 +4,23 @@
     OUT/compare.md, .json, .png   the tables, the record and the plot of the finished runs
 
 Finished runs are not repeated and stopped ones are resumed, so the same command continues a comparison that was stopped
-or killed. A run that diverges is recorded as such, and the comparison goes on.
+or killed. A run that diverges is recorded as such, and the comparison goes on. It also goes on after a run that fails
+with an error, and raises the first such error at its end.
 
 Several runs at once are separate processes, which save and exit when this process asks them to, or is gone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.progress import Progress as Bar
 
 from raptr.comparison.outcomes import FULL, RUNS
@@ -29,6 +31,8 @@ from raptr.files import refuse_strange
 from raptr.train.opening import open_data
 from raptr.train.safety import LOCK, StopRequest, locked
 from raptr.train.workers import PATIENCE, Workers
+
+LONGEST = 300  # characters of an error in the line about its run
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,66 @@ def compare_all(
         ]
         for progress in all_progress:
             progress.check()
+        failures = _Failures(console)
         while not stop.asked:
-            for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console):
+            before = sum(progress.finished for progress in all_progress)
+            for progress, done in (_one_by_one if jobs == 1 else _at_once)(all_progress, stop, console, failures):
                 whole = progress.whole(done.run.seed) and bool(progress.unfinished())
                 record = progress.write() if progress.continued or whole else None  # in case of a kill
                 if record is not None and whole:
                     redraw(record, progress.out)
             for progress in all_progress:
                 progress.judge(stop, console)
-            if not any(progress.unjudged for progress in all_progress):
+            stuck = failures and sum(progress.finished for progress in all_progress) == before
+            if stuck or not any(progress.unjudged for progress in all_progress):
                 break
-        return [_concluded(progress) for progress in all_progress]
+        compared = [_concluded(progress) for progress in all_progress]
+        if not stop.asked:
+            failures.report([progress.out for progress in all_progress])
+        return compared
+
+
+class _Failures:
+    """Runs that failed with an error, which the other runs do not wait for; true if there are any."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._errors: dict[Path, Exception] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def __contains__(self, run: WantedRun) -> bool:
+        return run.folder in self._errors
+
+    def add(self, name: str, run: WantedRun, error: Exception) -> None:
+        """Set a failed run aside. An error that concerns all runs, such as a full disk, is raised."""
+        if isinstance(error, OSError | BrokenProcessPool):
+            raise error
+        self._errors[run.folder] = error
+        _let_go(error)
+        reason = " ".join(str(error).split())[:LONGEST] or type(error).__name__
+        self._console.print(f"{name}run {run.place} failed: {run.run}. {reason}", highlight=False, markup=False)
+
+    def report(self, folders: Sequence[Path]) -> None:
+        """Raise the first error, if there is one, after saying what the comparisons came to without these runs."""
+        if not self._errors:
+            return
+        runs = "1 run" if len(self._errors) == 1 else f"{len(self._errors)} runs"
+        tables = ", ".join(str(folder) for folder in folders)
+        self._console.print(
+            f"{runs} failed; the same command tries again. What the others came to is in {tables}.",
+            highlight=False,
+            markup=False,
+        )
+        raise next(iter(self._errors.values()))
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear the local variables of an error's frames, which would keep the run's model and its GPU memory."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _concluded(progress: Progress) -> Compared:
@@ -144,9 +197,9 @@ def _described(store: TokenStore) -> dict[str, Any]:
     return {"fingerprint": store.fingerprint, "tokens": tokens}
 
 
-def _waiting(all_progress: Iterable[Progress]) -> Iterator[tuple[Progress, WantedRun]]:
+def _waiting(all_progress: Iterable[Progress], failures: _Failures) -> Iterator[tuple[Progress, WantedRun]]:
     """Yield the runs that may start, the first comparison's first. Later comparisons are asked only if need be."""
-    return ((progress, wanted) for progress in all_progress for wanted in progress.due())
+    return ((progress, wanted) for progress in all_progress for wanted in progress.due() if wanted not in failures)
 
 
 def _share(made: WantedRun, progress: Progress, all_progress: Sequence[Progress]) -> None:
@@ -157,27 +210,31 @@ def _share(made: WantedRun, progress: Progress, all_progress: Sequence[Progress]
 
 
 def _named(progress: Progress, all_progress: Sequence[Progress]) -> str:
-    return f"{escape(progress.out.name)}, " if len(all_progress) > 1 else ""
+    return f"{progress.out.name}, " if len(all_progress) > 1 else ""
 
 
 def _one_by_one(
-    all_progress: Sequence[Progress], stop: StopRequest, console: Console
+    all_progress: Sequence[Progress], stop: StopRequest, console: Console, failures: _Failures
 ) -> Iterator[tuple[Progress, WantedRun]]:
     """Train the runs in turn until asked to stop, and yield each after its training."""
-    while not stop.asked and (first := next(_waiting(all_progress), None)):
+    while not stop.asked and (first := next(_waiting(all_progress, failures), None)):
         progress, wanted = first
         named = _named(progress, all_progress)
-        console.print(f"{named}run {wanted.place}: {escape(str(wanted.run))}", highlight=False)
-        wanted.train(stop, console)
+        console.print(f"{named}run {wanted.place}: {wanted.run}", highlight=False, markup=False)
+        try:
+            wanted.train(stop, console)
+        except Exception as error:
+            failures.add(named, wanted, error)
+            continue
         _share(wanted, progress, all_progress)
         yield first
 
 
 def _at_once(
-    all_progress: Sequence[Progress], stop: StopRequest, console: Console
+    all_progress: Sequence[Progress], stop: StopRequest, console: Console, failures: _Failures
 ) -> Iterator[tuple[Progress, WantedRun]]:
     """Train the runs in several processes until asked to stop, and yield each after its training."""
-    first = next(_waiting(all_progress), None)
+    first = next(_waiting(all_progress, failures), None)
     if first is None:
         return
     jobs, device = first[0].jobs, first[1].run.config.train.resolve_device()
@@ -187,7 +244,7 @@ def _at_once(
         submitted: set[Path] = set()
 
         def fresh() -> Iterator[tuple[Progress, WantedRun]]:
-            for progress, wanted in _waiting(all_progress):
+            for progress, wanted in _waiting(all_progress, failures):
                 begun = running.values()
                 if wanted.folder not in submitted and not any(
                     progress.takes(by, one.run, wanted.run) for by, one in begun
@@ -204,9 +261,15 @@ def _at_once(
         while running and not stop.asked:
             for future in wait(running, PATIENCE, FIRST_COMPLETED).done:
                 progress, wanted = running.pop(future)
-                future.result()
-                line = f"{_named(progress, all_progress)}run {wanted.place} {wanted.state}: {escape(str(wanted.run))}"
-                bar.console.print(line, highlight=False)
+                named = _named(progress, all_progress)
+                try:
+                    future.result()
+                except Exception as error:
+                    failures.add(named, wanted, error)
+                    submit()
+                    continue
+                line = f"{named}run {wanted.place} {wanted.state}: {wanted.run}"
+                bar.console.print(line, highlight=False, markup=False)
                 _share(wanted, progress, all_progress)
                 submit()
                 counted = [(one.finished, one.planned) for one in all_progress]
