@@ -1,6 +1,8 @@
 """The run folder: what a start may change, what --fresh removes, what is recorded of each start."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -329,6 +331,27 @@ def test_a_strangers_folder_stays_as_it_is(
 def test_what_a_kill_leaves_of_the_first_write_is_no_strangers(store: TokenStore, tmp_path: Path) -> None:
     (tmp_path / ".config.yaml.partial").write_text("tra")
     assert train(store, tmp_path).step == STEPS
+
+
+@pytest.mark.parametrize("operation", ["write_bytes", "replace"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_kill_or_a_full_disk_in_the_first_writes_is_no_obstacle(
+    operation: str, number: int, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner: Any = Path if operation == "write_bytes" else os
+    original, calls = getattr(owner, operation), []
+
+    def until_full(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, operation, until_full)
+        with pytest.raises(OSError, match="No space left"):
+            train(store, tmp_path / "run")
+    assert train(store, tmp_path / "run").step == STEPS
 
 
 # Damaged files

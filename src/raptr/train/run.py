@@ -33,7 +33,7 @@ import torch
 import yaml
 
 from raptr.data.tokenizer import CONFIG
-from raptr.files import write_text
+from raptr.files import hidden, new_file
 from raptr.strict_yaml import load_yaml
 from raptr.train import checkpoint
 from raptr.train.config import ROUNDING, Config, differences
@@ -75,7 +75,10 @@ class RunFolder:
         """
         is_run = self.config.is_file() and (self.environment.is_file() or self.begun())
         others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
-        if not is_run and not all(map(PARTIAL.fullmatch, others)):
+        strange = [name for name in others if not PARTIAL.fullmatch(name)]
+        if strange == [self.environment.name] and hidden(self.config, "partial").name in others:
+            strange = []  # a kill between the two names that `begin` gives
+        if not is_run and strange:
             raise ValueError(
                 f"run is {str(self.path)!r}, a folder without a run that holds {', '.join(others[:4])}; "
                 "name a new or an empty folder"
@@ -176,8 +179,10 @@ class RunFolder:
                 "model.dropout their number cannot change, since each draws what it drops"
             )
         recorded = json.dumps([*starts, {**start, **environment()}], indent=2) + "\n"
-        write_text(self.config, yaml.safe_dump(config.mapping(), sort_keys=False))
-        write_text(self.environment, recorded)
+        # Neither has its name before both are on the disk: a folder with a config.yaml alone may be anybody's.
+        with new_file(self.config) as settings, new_file(self.environment) as starts_so_far:
+            settings.write_bytes(yaml.safe_dump(config.mapping(), sort_keys=False).encode())
+            starts_so_far.write_bytes(recorded.encode())
         shutil.copyfile(tokenizer, self.tokenizer)
         _remove(self.tokenizer.with_name(CONFIG))
         if (names := tokenizer.with_name(CONFIG)).exists():
