@@ -192,6 +192,23 @@ def test_killed_it_goes_on_to_the_same_end(
     assert numbers(tmp_path) == numbers(whole)
 
 
+@pytest.mark.parametrize("place", ["record.json", "records/ours.json"])
+def test_killed_it_goes_on_with_its_record_in_its_folder(
+    place: str, store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / place
+    record.parent.mkdir(exist_ok=True)
+    record.with_name(f".{record.name}.partial").write_text("{")
+    with monkeypatch.context() as patch:
+        at_step(12, kill, patch)
+        with pytest.raises(Killed):
+            compare(asked(store), tmp_path, record=record, console=QUIET)
+    assert record.exists()
+    assert not (tmp_path / "compare.md").exists()
+    compare(asked(store), tmp_path, record=record, console=QUIET)
+    assert numbers(record) == numbers(whole)
+
+
 def test_finished_runs_are_not_run_again(
     store: TokenStore, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from traceback import clear_frames
@@ -94,7 +95,7 @@ def compare_all(
     with ExitStack() as held:
         comparisons = [read_comparison(request.spec, device=device) for request in asked]
         for request in asked:
-            refuse_strange(request.out, "comparison", f"{NAME}.md", _ours)
+            refuse_strange(request.out, "comparison", f"{NAME}.md", partial(_ours, request))
             refusal = f"out is {str(request.out)!r}, where another process is comparing; wait for it, or name another"
             held.enter_context(locked(request.out, refusal))
         held.enter_context(stop.listening())
@@ -186,9 +187,15 @@ def _concluded(progress: Progress) -> Compared:
     return Compared(progress.out, finished, planned, table, stopped=finished < planned or progress.unjudged)
 
 
-def _ours(path: Path) -> bool:
-    """Return whether a comparison that has only begun may have written this path in its folder."""
-    return path.name in (LOCK, RUNS) or path.name.lstrip(".").startswith(f"{NAME}.")
+def _ours(asked: Asked, path: Path) -> bool:
+    """Return whether a comparison that has only begun, and its record, may have written this path in its folder."""
+    names = [f"{NAME}."]
+    if asked.record is not None:
+        record = asked.record.resolve()
+        if path.resolve() in record.parents:
+            return True
+        names += [record.name] if path.resolve().parent == record.parent else []
+    return path.name in (LOCK, RUNS) or path.name.lstrip(".").startswith(tuple(names))
 
 
 def _described(store: TokenStore) -> dict[str, Any]:
