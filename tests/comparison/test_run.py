@@ -246,6 +246,24 @@ def test_two_comparisons_in_one_folder_are_refused(store: TokenStore, tmp_path: 
         compare(asked(store), tmp_path, console=QUIET)
 
 
+def test_two_comparisons_with_one_record_are_refused(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "records" / "ours.json"
+
+    def second() -> None:
+        with pytest.raises(ValueError, match=r"record is .*ours\.json.* another process adds its runs"):
+            compare(asked(store, seeds=[1]), tmp_path / "second", record=record, console=QUIET)
+
+    seen = at_step(3, second, monkeypatch)
+    assert compare(asked(store, seeds=[0]), tmp_path / "first", record=record, console=QUIET).finished == RUNS // 2
+    assert seen
+    assert not (tmp_path / "second").exists()
+    assert compare(asked(store, seeds=[1]), tmp_path / "second", record=record, console=QUIET).finished == RUNS // 2
+    assert sorted(run["seed"] for run in numbers(record)["runs"]) == [0] * 4 + [1] * 4
+    assert [path.name for path in record.parent.iterdir()] == [record.name]
+
+
 def test_notes_beside_a_comparison_are_no_obstacle(store: TokenStore, whole: Path, tmp_path: Path) -> None:
     out = shutil.copytree(whole, tmp_path / "copy")
     (out / "notes.txt").write_text("what we saw")

@@ -13,7 +13,7 @@ Several runs at once are separate processes, which save and exit when this proce
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -28,7 +28,8 @@ from raptr.comparison.outcomes import FULL, RUNS
 from raptr.comparison.progress import NAME, Progress, WantedRun
 from raptr.comparison.spec import read_comparison, read_file
 from raptr.data import TokenStore
-from raptr.files import refuse_strange
+from raptr.files import locked as hold_file
+from raptr.files import made, refuse_strange
 from raptr.train.opening import open_data
 from raptr.train.safety import LOCK, StopRequest, locked
 from raptr.train.workers import PATIENCE, Workers
@@ -98,6 +99,7 @@ def compare_all(
             refuse_strange(request.out, "comparison", f"{NAME}.md", partial(_ours, request))
             refusal = f"out is {str(request.out)!r}, where another process is comparing; wait for it, or name another"
             held.enter_context(locked(request.out, refusal))
+            held.enter_context(_held_record(request.record or request.out / f"{NAME}.json"))
         held.enter_context(stop.listening())
         all_progress = [
             Progress(
@@ -196,6 +198,17 @@ def _ours(asked: Asked, path: Path) -> bool:
             return True
         names += [record.name] if path.resolve().parent == record.parent else []
     return path.name in (LOCK, RUNS) or path.name.lstrip(".").startswith(tuple(names))
+
+
+@contextmanager
+def _held_record(record: Path) -> Iterator[None]:
+    """Hold a record, which is written as a whole: a second comparison would drop the runs that the first one adds."""
+    refusal = f"record is {str(record)!r}, to which another process adds its runs; wait for it, or name another"
+    with made(record.parent), hold_file(lock := record.with_name(f".{record.name}.lock"), refusal):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _described(store: TokenStore) -> dict[str, Any]:
