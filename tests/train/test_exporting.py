@@ -94,6 +94,35 @@ def test_export_of_the_newest_checkpoint(run: Path, store: TokenStore) -> None:
     assert not [path for path in run.iterdir() if path.name.startswith(".export")]
 
 
+def test_a_checkpoint_that_training_removes_meanwhile(
+    run: Path, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, read = run / "checkpoints", checkpoint.Checkpoint.read
+    shutil.move(place / "step-8", tmp_path / "step-8")
+
+    def overtaken(self: checkpoint.Checkpoint, *arguments: Any) -> None:
+        if self.step == 4:
+            shutil.copytree(tmp_path / "step-8", place / "step-8")
+            shutil.rmtree(self.path)
+        read(self, *arguments)
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "read", overtaken)
+    shutil.copytree(place / "step-4", tmp_path / "step-4")
+    assert_same_model(export(run), our_model(run, store, 8), Subnetwork.full(LAYERS))
+    shutil.move(tmp_path / "step-4", place / "step-4")
+    shutil.rmtree(place / "step-8")
+    with pytest.raises(ValueError, match="step is 4; allowed, since they have a checkpoint: 8"):
+        export(run, step=4)
+
+    def always(self: checkpoint.Checkpoint, *arguments: Any) -> None:
+        self.path.rename(checkpoint.place_of(place, self.step + 1))
+        read(self, *arguments)
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "read", always)
+    with pytest.raises(ValueError, match=r"hamlet', which is being trained .* larger train\.keep"):
+        export(run)
+
+
 def test_export_of_an_earlier_step_and_of_a_part(run: Path, store: TokenStore) -> None:
     assert export(run, step=4) == run / "export-step-4"
     assert_same_model(run / "export-step-4", our_model(run, store, 4), Subnetwork.full(LAYERS))

@@ -12,6 +12,8 @@ from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
 from raptr.train.run import RunFolder
 
+TRIES = 5
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -26,6 +28,21 @@ class Loaded:
 def load_model(run: Path, step: int | None = None) -> Loaded:
     """Load the model of a run's newest intact checkpoint, or of that at `step`; raises ValueError if there is none."""
     folder = RunFolder(run)
+    for _ in range(TRIES):
+        there = set(checkpoint.steps(folder.checkpoints))
+        try:
+            return _load(run, folder, step)
+        except Exception:
+            wanted = max(there, default=None) if step is None else step
+            if wanted not in there or wanted in checkpoint.steps(folder.checkpoints):
+                raise  # otherwise the run is being trained, and went on to a newer one meanwhile
+    raise ValueError(
+        f"run is {str(run)!r}, which is being trained and removes its checkpoints before they are read. Try again "
+        "when it is finished, or go on with it with a larger train.keep."
+    )
+
+
+def _load(run: Path, folder: RunFolder, step: int | None) -> Loaded:
     config = folder.read()
     saved = checkpoint.load_latest(folder.checkpoints) if step is None else checkpoint.load(folder.checkpoints, step)
     if saved is None:
