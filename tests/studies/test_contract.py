@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from raptr.cli import app
+from raptr.files import locked
 from raptr.studies.boolean import BOOLEAN
 from raptr.studies.contract import conduct
 from raptr.studies.findings import FINDINGS, findings, findings_table
@@ -57,6 +58,13 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"boolean-small has jobs with other settings \(seeds: was 2, now 1\).*--out"):
         conduct(BOOLEAN, tmp_path, seeds=1, small=True, device="cpu", console=QUIET)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_two_studies_in_one_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "boolean-small").mkdir()
+    with locked(tmp_path / "boolean-small", "held"), pytest.raises(ValueError, match=r"out is .* another process"):
+        conduct(BOOLEAN, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
+    conduct(BOOLEAN, tmp_path, seeds=2, small=True, device="cpu", console=QUIET)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

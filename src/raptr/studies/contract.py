@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from raptr.files import made, refuse_strange, write_json
+from raptr.files import locked, made, refuse_strange, write_json
 from raptr.settings import refuse_changed
 from raptr.train.config import find_device
 from raptr.train.run import environment
@@ -84,9 +84,10 @@ def conduct(
 
 @contextmanager
 def study_folder(folder: Path) -> Iterator[Path]:
-    """Yield a study's folder, created if needed. A folder with anything else in it is refused."""
+    """Yield a study's folder, created if needed and locked. A folder with anything else in it is refused."""
     refuse_strange(folder, "study", RESULT, lambda path: BEGUN.fullmatch(path.name) is not None)
-    with made(folder):
+    refusal = f"out is {str(folder)!r}, where another process computes the study; wait for it, or name another --out"
+    with made(folder), locked(folder, refusal):  # two would repeat all work and mix up snapshots
         yield folder
 
 
