@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 
 import raptr.report
+from raptr.files import locked
 from raptr.report import write_report
 from raptr.report.page import render
 from raptr.report.plots import draw_losses, save, smooth
@@ -108,6 +109,15 @@ def data(line: Line2D) -> tuple[list[float], list[float]]:
 
 
 # Reading
+
+
+def test_two_reports_in_one_folder_are_refused(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "report"
+    out.mkdir()
+    with locked(out, "held"), pytest.raises(ValueError, match=r"out is .*report', where another process writes"):
+        write_report([run], out)
+    assert not list(out.iterdir())
+    assert write_report([run], out).page.exists()
 
 
 def test_a_run_is_read_whole(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from raptr.files import refuse_strange
+from raptr.files import locked, refuse_strange
 from raptr.report.page import render
 from raptr.report.plots import draw_losses, save
-from raptr.report.runs import labels, read_run, told_apart
+from raptr.report.runs import Run, labels, read_run, told_apart
 from raptr.report.scores import draw_scores, scored
 from raptr.report.tables import dicts, markdown, rich_table, summary
 
@@ -35,9 +35,15 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
     if not runs:
         raise ValueError("A report needs at least one run folder, and none was given.")
     read = told_apart([read_run(path) for path in runs])
-    rows = summary(read)
     refuse_strange(out, "report", PAGE, lambda path: path.name in OTHERS)
     out.mkdir(parents=True, exist_ok=True)
+    # Two would leave files of both: a page of some runs beside the plots of others.
+    with locked(out, f"out is {str(out)!r}, where another process writes a report; wait for it, or name another --out"):
+        return _write(read, out)
+
+
+def _write(read: Sequence[Run], out: Path) -> Report:
+    rows = summary(read)
     report = Report(
         page=out / PAGE,
         plot=out / "losses.png",
