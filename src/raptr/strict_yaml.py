@@ -6,12 +6,15 @@ from typing import Any
 
 import yaml
 
+MERGE = "tag:yaml.org,2002:merge"
+
 
 class _Loader(yaml.SafeLoader):
     """Refuses repeated keys, of which YAML would silently drop the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        # A merge key (`<<: *base`) is no key of its own: what the mapping itself says replaces what is merged into it.
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != MERGE]
         for key in keys:
             if keys.count(key) > 1:
                 line = node.start_mark.line + 1

@@ -272,6 +272,16 @@ def test_a_bad_file(text: str, sentence: str, tmp_path: Path) -> None:
         read_file(tmp_path / "file.yaml")
 
 
+def test_entries_may_share_settings_by_merge_keys(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(
+        "entries:\n  one: &one {name: raptr, schedule: 3-6}\n  other: {<<: *one, schedule: 4-6, scaling: sqrt}"
+    )
+    one = {"name": "raptr", "schedule": "3-6"}
+    assert read_file(tmp_path / "file.yaml") == {
+        "entries": {"one": one, "other": {**one, "schedule": "4-6", "scaling": "sqrt"}}
+    }
+
+
 def test_the_comparison_of_all_methods_names_every_method() -> None:
     asked = read_file(Path(__file__).parents[2] / "examples" / "methods.yaml")
     asked["settings"]["data"]["source"] = "builtin"
