@@ -1,6 +1,7 @@
-"""Repeat runs of a record on an independent code path: is a deficit due to the method, or to our code?
+r"""Repeat runs of a record on an independent code path: is a deficit due to the method, or to our code?
 
-    python -m evidence.control --data corpus --entry 'raptr, none' --entry 'full (reduced)' --jobs 2
+    python -m evidence.control --data corpus --record docs/results/evidence/axes-75-6x256.json \
+        --entry 'depth, idle layers skipped' --entry 'full (reduced)' --seed 0 --seed 1 --seed 2 --jobs 6
 
 A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
 no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out, or
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {(run["label"], run["peak"], run["seed"]): run["loss"] for run in record["runs"]}
     for run, loss in _made(runs, options.jobs):
         if run.trial is None:
-            _add(options.out, run, loss, known.get((run.entry, run.peak, run.seed)))
+            _add(options.out, options.record.stem, run, loss, known.get((run.entry, run.peak, run.seed)))
 
 
 def _made(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, float]]:
@@ -96,11 +97,11 @@ def _made(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, float]]:
             yield futures[ended], ended.result()
 
 
-def _add(path: Path, run: Run, loss: float, recorded: float | None) -> None:
-    """Add a result to the file, and print it."""
+def _add(path: Path, comparison: str, run: Run, loss: float, recorded: float | None) -> None:
+    """Add a result to the file, and print it; `comparison` is the name of the record."""
     known = json.loads(path.read_text("utf-8")) if path.exists() else []
-    result = {"entry": run.entry, "seed": run.seed, "peak": run.peak, "steps": run.config["train"]["steps"]}
-    result |= {"loss": loss, "record": recorded, "environment": environment()}
+    result = {"comparison": comparison, "entry": run.entry, "seed": run.seed, "peak": run.peak}
+    result |= {"steps": run.config["train"]["steps"], "loss": loss, "record": recorded, "environment": environment()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps([*known, result], indent=1) + "\n")
     print(f"{run.entry}, seed {run.seed}: {loss:.4f}, in the record {recorded}", flush=True)

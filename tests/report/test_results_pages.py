@@ -170,10 +170,16 @@ def test_advice_does_not_rest_on_runs_made_to_be_judged() -> None:
 
 def test_the_control_stands_beside_the_record() -> None:
     assert "Not run yet" in evidence.control({"control": None})
-    run = {"entry": "raptr, none", "seed": 0, "steps": 5800, "loss": 2.66, "record": 2.6481}
-    shown = evidence.control({"control": [run, {**run, "seed": 3, "record": None}]})
-    assert "| raptr, none | 0 | 5,800 | 2.6600 | 2.6481 (+0.0119) |" in shown
-    assert "| raptr, none | 3 | 5,800 | 2.6600 | – |" in shown
+    run = {"comparison": "long", "entry": "raptr, none", "seed": 0, "loss": 2.66, "record": 2.65}
+    reduced = {**run, "entry": "full (reduced)", "loss": 2.58, "record": 2.6}
+    shown = evidence.control({"control": [run, reduced]})
+    assert "| long | raptr, none | 2.6600 | 2.6500 | one, preliminary |" in shown
+    assert "| long | **raptr, none minus full (reduced)** | +0.0800 | +0.0500 | one, preliminary |" in shown
+    second = [{**run, "seed": 1, "loss": 2.68}, {**reduced, "seed": 1, "record": None}]
+    shown = evidence.control({"control": [run, reduced, *second, {**run, "comparison": "other"}]})
+    assert "| long | raptr, none | 2.6700 ± 0.1271 | 2.6500 ± 0.0000 | 2 |" in shown
+    assert "| long | **raptr, none minus full (reduced)** | +0.0900 ± 0.1271 | – | 2 |" in shown
+    assert "| other | raptr, none | 2.6600 | 2.6500 | one, preliminary |" in shown
 
 
 PAGE = Page(name="a", records={}, tables={"one": lambda _: "| 1 |"})

@@ -1,19 +1,20 @@
 """The page of the queue: each comparison's question, its command, and its table or that it was not run yet."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from docs.results.pages.contract import Page, Records, fixed, table
+from docs.results.pages.contract import Page, Records, table
 from evidence.queue import LEAST, QUEUE, Item, read_queue
 from raptr.comparison.outcomes import FULL
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import about_scores, judged, tasks_picture
 from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
+from raptr.report.statistics import Mean, mean, shown
 
 ITEMS = read_queue(Path(__file__).parents[3] / QUEUE)
 
@@ -81,19 +82,43 @@ def _where(environment: Mapping[str, Any]) -> str:
 
 
 def control(records: Records) -> str:
-    """Tabulate the runs repeated on an independent code path, beside those of the record."""
+    """Tabulate runs repeated on an independent code path: of each comparison its two entries, and their difference."""
     runs = records[CONTROL]
     if runs is None:
         return "**Not run yet.**"
-    rows = [
-        [run["entry"], str(run["seed"]), f"{run['steps']:,}", f"{run['loss']:.4f}", _other(run["record"], run["loss"])]
-        for run in runs
-    ]
-    return table(["entry", "seed", "steps", "held-out loss", "in the record (difference)"], rows)
+    rows = []
+    for comparison in dict.fromkeys(run["comparison"] for run in runs):
+        of_entry: dict[str, dict[int, Any]] = {}
+        for run in runs:
+            if run["comparison"] == comparison:
+                of_entry.setdefault(run["entry"], {})[run["seed"]] = run
+        for entry, by_seed in of_entry.items():
+            rows.append(
+                [comparison, entry, *(shown(_mean(by_seed.values(), key), 4) for key in PATHS), _count(by_seed)]
+            )
+        if len(of_entry) == 2:
+            (one, first), (other, second) = of_entry.items()
+            pairs = {seed: (run, second[seed]) for seed, run in first.items() if seed in second}
+            differences = [shown(_difference(pairs.values(), key), 4, sign="+") for key in PATHS]
+            rows.append([comparison, f"**{one} minus {other}**", *differences, _count(pairs)])
+    return table(["comparison", "entry", "independent path", "record", "seeds"], rows)
 
 
-def _other(recorded: float | None, loss: float) -> str:
-    return "–" if recorded is None else f"{recorded:.4f} ({'+' if loss > recorded else ''}{fixed(loss - recorded, 4)})"
+PATHS = ("loss", "record")  # of a run: by the independent path, and in the comparison's record
+
+
+def _mean(runs: Iterable[Mapping[str, Any]], key: str) -> Mean | None:
+    values = [run[key] for run in runs]
+    return None if None in values else mean(values)
+
+
+def _difference(pairs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], key: str) -> Mean | None:
+    values = [(one[key], other[key]) for one, other in pairs]
+    return None if any(None in pair for pair in values) else mean(one - other for one, other in values)
+
+
+def _count(by_seed: Mapping[int, Any]) -> str:
+    return "one, preliminary" if len(by_seed) == 1 else str(len(by_seed))
 
 
 CONTROL = "control"
