@@ -75,7 +75,7 @@ def new_folder(place: Path) -> Iterator[Path]:
             partial.mkdir()
         held.enter_context(locked(partial, refusal, folder=True))
         try:
-            if place.is_dir():  # held by whoever has just put it there, until what it replaced is removed
+            if place.is_dir():  # its writer locks it until the replaced folder is removed
                 held.enter_context(locked(place, refusal, folder=True))
             _clear(partial)
             _restore(place)

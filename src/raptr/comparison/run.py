@@ -202,7 +202,7 @@ def _ours(asked: Asked, path: Path) -> bool:
 
 @contextmanager
 def _held_record(record: Path) -> Iterator[None]:
-    """Hold a record, which is written as a whole: a second comparison would drop the runs that the first one adds."""
+    """Lock a record. It is written as a whole, so a second comparison would drop the runs that the first one adds."""
     refusal = f"record is {str(record)!r}, to which another process adds its runs; wait for it, or name another"
     with made(record.parent), hold_file(lock := record.with_name(f".{record.name}.lock"), refusal):
         try:

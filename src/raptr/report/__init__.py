@@ -37,7 +37,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Report:
     read = told_apart([read_run(path) for path in runs])
     refuse_strange(out, "report", PAGE, lambda path: path.name in OTHERS)
     out.mkdir(parents=True, exist_ok=True)
-    # Two would leave files of both: a page of some runs beside the plots of others.
+    # Two processes could leave a page of some runs beside the plots of others.
     with locked(out, f"out is {str(out)!r}, where another process writes a report; wait for it, or name another --out"):
         return _write(read, out)
 

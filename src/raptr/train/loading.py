@@ -12,7 +12,7 @@ from raptr.train.checkpoint import Checkpoint
 from raptr.train.config import Config
 from raptr.train.run import RunFolder
 
-TRIES = 5
+TRIES = 5  # to read a checkpoint of a run that is being trained, which removes old ones
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ def load_model(run: Path, step: int | None = None) -> Loaded:
     """Load the model of a run's newest intact checkpoint, or of that at `step`; raises ValueError if there is none."""
     folder = RunFolder(run)
     for _ in range(TRIES):
-        there = set(checkpoint.steps(folder.checkpoints))
+        before = set(checkpoint.steps(folder.checkpoints))
         try:
             return _load(run, folder, step)
         except Exception:
-            wanted = max(there, default=None) if step is None else step
-            if wanted not in there or wanted in checkpoint.steps(folder.checkpoints):
-                raise  # otherwise the run is being trained, and went on to a newer one meanwhile
+            wanted = max(before, default=None) if step is None else step
+            removed = wanted in before and wanted not in checkpoint.steps(folder.checkpoints)
+            if not removed:
+                raise
     raise ValueError(
         f"run is {str(run)!r}, which is being trained and removes its checkpoints before they are read. Try again "
-        "when it is finished, or go on with it with a larger train.keep."
+        "when it is finished, or continue it with a larger train.keep."
     )
 
 

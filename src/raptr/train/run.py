@@ -77,7 +77,7 @@ class RunFolder:
         others = sorted(p.name for p in self.path.iterdir() if p.name != LOCK) if self.path.exists() else []
         strange = [name for name in others if not PARTIAL.fullmatch(name)]
         if strange == [self.environment.name] and hidden(self.config, "partial").name in others:
-            strange = []  # a kill between the two names that `begin` gives
+            strange = []  # a start was killed between its two renames
         if not is_run and strange:
             raise ValueError(
                 f"run is {str(self.path)!r}, a folder without a run that holds {', '.join(others[:4])}; "
@@ -179,7 +179,7 @@ class RunFolder:
                 "model.dropout their number cannot change, since each draws what it drops"
             )
         recorded = json.dumps([*starts, {**start, **environment()}], indent=2) + "\n"
-        # Neither has its name before both are on the disk: a folder with a config.yaml alone may be anybody's.
+        # Both are renamed when both are on disk, because a folder with only a config.yaml may not be a run's.
         with new_file(self.config) as settings, new_file(self.environment) as starts_so_far:
             settings.write_bytes(yaml.safe_dump(config.mapping(), sort_keys=False).encode())
             starts_so_far.write_bytes(recorded.encode())
