@@ -165,8 +165,8 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
     for item in queue.read_queue():
         given = item.spec(None)
         assert given["tune"] == [0]
-        # What runs once, at one rate, is too large to search for others.
-        assert given.get("widen", False) == (not item.judges and item.name != "width-12x768"), item.name
+        one_rate = item.judges or item.name in ("width-12x768", *SETTINGS_OF_RAPTR)  # 12x768 is too large for a search
+        assert given.get("widen", False) == (not one_rate), item.name
         settings = given["settings"]
         assert set(settings) - {"objective"} == {"train", "data", "model", "optimizer"}
         assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 32
@@ -174,6 +174,20 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
         spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
         assert spent.pop("full") == 1
         assert all(given["flops"] - 0.001 < share <= given["flops"] for share in spent.values()), item.name
+
+
+SETTINGS_OF_RAPTR = ("paper-fixed-12x256", "paper-schedules-12x256")
+
+
+def test_settings_of_one_method_are_compared_at_its_best_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    items = {item.name: item for item in queue.read_queue()}
+    rows = json.loads(items["long-12x256"].record.read_text())["best"]
+    best = {row["label"]: [row["peak"]] for row in rows}
+    for name in SETTINGS_OF_RAPTR:
+        given = items[name].spec(None)
+        assert given["peaks"] == best["raptr, sqrt"] == best["full"]
+        assert all(entry.get("scaling") == "sqrt" for label, entry in given["entries"].items() if label != "full")
 
 
 def test_models_are_judged_at_the_learning_rates_that_were_found(monkeypatch: pytest.MonkeyPatch) -> None:
