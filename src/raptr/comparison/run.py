@@ -72,7 +72,8 @@ def compare(
 
     With `record`, runs in that file count as finished, and each run that ends is added to it. A run's checkpoints are
     removed when it is finished, unless `keep_models` is set. `jobs` runs are trained at once; with more than one, no
-    times are reported, since concurrent runs slow each other down.
+    times are reported, since concurrent runs slow each other down. A run that fails does not stop the others: its error
+    is raised when they have ended, and their tables are written.
     """
     asked = Asked(read_file(spec) if isinstance(spec, Path) else spec, out, record)
     return compare_all([asked], device=device, keep_models=keep_models, jobs=jobs, console=console)[0]
