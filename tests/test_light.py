@@ -110,14 +110,14 @@ def test_fine_tuning_reads_and_scores_by_itself(tmp_path: Path) -> None:
 def test_a_command_without_the_extra_names_it(package: str) -> None:
     ended = without([package], COMMAND, "plan", "--json")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(rf"raptr: .*{package}.*pip install 'raptr\[train\]'.*\n", ended.stderr)
+    assert re.fullmatch(rf"raptr: .*{package}.*pip install '\.\[train\]'.*\n", ended.stderr)
 
 
 @pytest.mark.parametrize("name", ["Config", "compare", "pretrain"])
 def test_a_name_of_the_extra_names_it(name: str) -> None:
     program = f"try:\n    from raptr import {name}\nexcept ImportError as error:\n    print(error)"
     ended = without(TRAIN, program)
-    assert re.fullmatch(rf"raptr\.{name} .*tokenizers.*pip install 'raptr\[train\]'.*\n", ended.stdout), ended.stderr
+    assert re.fullmatch(rf"raptr\.{name} .*tokenizers.*pip install '\.\[train\]'.*\n", ended.stdout), ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_name_of_the_extra_names_it(name: str) -> None:
 def test_an_integration_without_its_package_names_the_extra(module: str, extra: str, package: str) -> None:
     name = f"raptr.integrations.{module}"
     ended = without([package], f"try:\n    import {name}\nexcept ImportError as error:\n    print(error)")
-    assert re.fullmatch(rf"{name} .*{package}.*pip install 'raptr\[{extra}\]'.*\n", ended.stdout), ended.stderr
+    assert re.fullmatch(rf"{name} .*{package}.*pip install '\.\[{extra}\]'.*\n", ended.stdout), ended.stderr
 
 
 def test_the_base_install_is_torch_and_numpy_and_the_extra_is_what_is_checked() -> None:

@@ -22,6 +22,10 @@ def require(user: str, extra: str, packages: tuple[str, ...]) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingExtra(
-            f"{user} needs the extra {extra} (not installed: {', '.join(missing)}); "
-            f"install it with pip install 'raptr[{extra}]'"
+            f"{user} needs the extra {extra} (not installed: {', '.join(missing)}); {installed_by(extra)}"
         )
+
+
+def installed_by(extra: str) -> str:
+    """Return how an extra is installed, as the last part of a message; raptr is not on a package index."""
+    return f"install it with pip install '.[{extra}]' in the folder of raptr's sources"

@@ -170,7 +170,7 @@ def test_the_command(
     assert "--shots is 'one'" in capsys.readouterr().err
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "lm_eval" else object())
     assert call(monkeypatch, "fewshot", str(untaught), *options) == 2
-    assert "raptr[eval]" in capsys.readouterr().err
+    assert "pip install '.[eval]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_missing_package_is_named_with_its_extra_before_anything_is_removed(
     pretrain(config(store, "none"), tmp_path / "run", until=2, console=QUIET)
     monkeypatch.setattr("raptr.train.trackers.registry.find_spec", lambda name: None)
     for fresh in (False, True):
-        with pytest.raises(ValueError, match=r"train\.tracker is wandb.*pip install 'raptr\[wandb\]'"):
+        with pytest.raises(ValueError, match=r"train\.tracker is wandb.*pip install '\.\[wandb\]'"):
             pretrain(config(store, "wandb"), tmp_path / "run", fresh=fresh, console=QUIET)
     assert len(numbers(tmp_path / "run")) == 3
     assert pretrain(config(store, "none"), tmp_path / "run", console=QUIET).step == 6

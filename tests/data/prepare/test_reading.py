@@ -318,10 +318,10 @@ def test_a_mistake_of_ours_is_no_damage(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_missing_package_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("zstandard", "pyarrow.parquet", "datasets"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ValueError, match=r"a\.zst.*zstandard.*'raptr\[zst\]'"):
+    with pytest.raises(ValueError, match=r"a\.zst.*zstandard.*'\.\[zst\]'"):
         list(written(tmp_path / "a.zst", b"").records(0))
-    with pytest.raises(ValueError, match=r"a\.parquet.*pyarrow.*'raptr\[datasets\]'"):
+    with pytest.raises(ValueError, match=r"a\.parquet.*pyarrow.*'\.\[datasets\]'"):
         list(written(tmp_path / "a.parquet", b"").records(0))
-    with pytest.raises(ValueError, match=r"hf:a\b.*datasets.*'raptr\[datasets\]'"):
+    with pytest.raises(ValueError, match=r"hf:a\b.*datasets.*'\.\[datasets\]'"):
         list(HubInput("hf:a", "text").records(0))
     assert extra("json", "any", "any") is json

@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast, final
 
+from raptr.extras import installed_by
+
 COMPRESSED = (".gz", ".xz", ".zst")
 
 
@@ -16,9 +18,7 @@ def extra(module: str, name: str, reason: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
-        raise ValueError(
-            f"{reason}: needs the package {package}; install it with pip install 'raptr[{name}]'"
-        ) from error
+        raise ValueError(f"{reason}: needs the package {package}; {installed_by(name)}") from error
 
 
 def decompressed(raw: BinaryIO, compression: str, path: Path) -> BinaryIO:

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from raptr.extras import installed_by
 from raptr.train.trackers.contract import Tracker
 from raptr.train.trackers.tensorboard import TensorBoard
 from raptr.train.trackers.wandb import WandB
@@ -17,5 +18,5 @@ def check_installed(name: str) -> None:
     if kind is not None and find_spec(kind.package) is None:
         raise ValueError(
             f"train.tracker is {name}, but the package {kind.package} is not installed. "
-            f"Install it with pip install 'raptr[{kind.extra}]', or use {NONE}."
+            f"Use {NONE}, or {installed_by(kind.extra)}."
         )
