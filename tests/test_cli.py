@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raptr.data import open_store
+from raptr.data import TokenStore, open_store
 from raptr.methods import METHODS
 from raptr.recipes import RECIPES
 from raptr.train.config import Config
@@ -171,6 +171,20 @@ def test_dry_run_shows_settings_and_plan(
     assert "schedule: 6-8-10-12" in shown
     assert "0 – 168,749" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_often_the_text_is_read_is_said_before_it_is(
+    stores: dict[str, TokenStore], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, tokens = str(stores["bert"].path), stores["bert"].domains[0].total("train")
+    shown = []
+    for steps in (4, tokens // 64, tokens):
+        asked = ("--data", source, "--batch", "2", "--length", "32", "--steps", str(steps), "--dry-run")
+        assert call(monkeypatch, "pretrain", *asked, "--set", "optimizer.warmup=0") == 0
+        shown.append(capsys.readouterr().out)
+    assert f"The text has {tokens:,} tokens, which this run reads less than 0.1 times." in shown[0]
+    assert "reads 1.0 times." in shown[1]
+    assert "reads 64 times. Watch the held-out loss" in shown[2]
 
 
 def test_of_several_processes_one_shows_the_dry_run(

@@ -121,6 +121,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
             table.add_column(column.heading, justify="left" if column.text else "right", overflow="fold")
         for row in rows:
             table.add_row(*(Text(column.cell(row)) for column in shown))
+        table.caption = Text(" ".join([*notes(rows), "The page and table.md have all columns."]))
         return table
     # Text, not str, so that a name such as `raptr[6-8]` is not read as markup.
     name, *others = table_columns(rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from raptr.data.order import CYCLE, quotas
 from raptr.methods import Method
 from raptr.train import advice
 from raptr.train.advice import AUTO, SAME, Measured, Place, named
@@ -16,6 +17,8 @@ from raptr.train.config import BUILTIN, Config
 from raptr.train.plan import Plan, plan_run
 from raptr.train.progress import duration
 from raptr.train.run import RunFolder
+
+OFTEN = 10  # times that a run reads its text, above which the held-out loss should be watched
 
 if TYPE_CHECKING:  # measure imports the training loop, which a plan does not need
     from raptr.train.measure import Measurement
@@ -31,17 +34,42 @@ def show_plan(config: Config, measured: "Measurement | None", *, as_json: bool) 
     Console().print(plan_table(planned))
     if measured is not None:
         Console().print(measurement_table(measured))
-    for line in advised(config):
+    for line in [*advised(config), *_repetition(config)]:
         Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def say_start(config: Config, run: Path, console: Console, *, fresh: bool) -> None:
-    """Print where a run is, advice on its method, and whether it reads the built-in text."""
+    """Print where a run is, advice on its method, what text it reads, and whether it goes without a GPU."""
     lines = [f"run     {run}", *(f"method  {line}" for line in _of_start(config, RunFolder(run), fresh=fresh))]
     if config.data.source == BUILTIN:
         lines.append("text    the Python standard library (--data FOLDER trains on yours)")
+    lines += [f"text    {line}" for line in _repetition(config)]
+    if config.train.device == "auto" and config.train.resolve_device().type == "cpu":
+        lines.append("device  the CPU, since no GPU was found")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _repetition(config: Config) -> list[str]:
+    """Return a line about how much prepared text a run has, and how often it reads it; none if it cannot be read."""
+    if config.data.source in (None, BUILTIN):
+        return []
+    try:
+        domains = config.prepared(config.data.source).domains
+    except (ValueError, OSError):  # a finished run needs no text, any other is refused when it opens it
+        return []
+    read, unique = config.train.steps * config.train.batch * config.data.length, sum(d.total("train") for d in domains)
+    shares = quotas([domain.weight for domain in domains])
+    passes = {d.name: read * share / CYCLE / d.total("train") for d, share in zip(domains, shares, strict=True)}
+    least, most = min(passes, key=passes.__getitem__), max(passes, key=passes.__getitem__)
+    ends = "" if len(passes) == 1 else f" ({least} {_times(passes[least])}, {most} {_times(passes[most])})"
+    line = f"The text has {unique:,} tokens, which this run reads {_times(read / unique)}{ends}."
+    often = " Watch the held-out loss, or take fewer --steps or more text." if passes[most] > OFTEN else ""
+    return [line + often]
+
+
+def _times(count: float) -> str:
+    return "less than 0.1 times" if count < 0.1 else f"{count:.1f} times" if count < 10 else f"{count:,.0f} times"
 
 
 def _of_start(config: Config, run: RunFolder, *, fresh: bool) -> list[str]:
