@@ -276,6 +276,11 @@ def test_heads_and_parts_run_in_steps_as_inside_running() -> None:
     assert steps.flops < 0.5
 
 
+def test_a_method_and_a_model_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model is 'raptr'; a torch\.nn\.Module is allowed"):
+        stepwise("raptr", llama(), steps=10)  # type: ignore[arg-type]
+
+
 def test_settings_of_heads_and_parts_are_refused_for_other_blocks() -> None:
     for axis, sizes in WIDTHS.items():
         with pytest.raises(ValueError, match=f"{axis} is '{sizes}'.*only depth.*EncoderLayer.*setting {axis}"):

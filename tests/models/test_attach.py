@@ -355,8 +355,15 @@ def test_blocks_that_are_no_list_of_the_model_are_refused(blocks: Any, sentence:
         attach(Plain(), blocks)
     with pytest.raises(ValueError, match="blocks is 'blocks'"):
         attach(Plain(0), "blocks")
-    with pytest.raises(ValueError, match=r"blocks=.*none"):
+    with pytest.raises(ValueError, match=r"no list of residual blocks was found\. The model has no nn\.ModuleList"):
         attach(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(ValueError, match=r"blocks is 'nowhere'.* of the model\. The model has no nn\.ModuleList"):
+        attach(nn.Linear(8, 8), "nowhere")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model is 'raptr'; a torch\.nn\.Module is allowed"):
+        attach("raptr")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

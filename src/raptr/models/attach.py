@@ -41,6 +41,7 @@ inside `running`.
 """
 
 import copy
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -276,6 +277,8 @@ def attach(
     `blocks` is a list of blocks or its path in the model, or a sequence of these. `mlp_parts` is the number of parts
     that each MLP is cut into; None: 4, or 1 if an MLP's width is not a multiple of 4.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"attach: model is {reprlib.repr(model)}; a torch.nn.Module is allowed")
     _check_uncompiled("attach", model)
     lists = find_lists(model, blocks)
     for block_list in lists:

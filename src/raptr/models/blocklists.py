@@ -196,11 +196,15 @@ def _largest(candidates: Mapping[str, Blocks], lists: Mapping[str, Blocks]) -> s
             f"attach: the entries of {', '.join(map(repr, [largest, *beside]))} are parts of the same layers, and only "
             "whole residual layers can be left out; pass blocks= with a list of those, if the model has one"
         )
-    raise _refusal("no single list of blocks of one type is both the longest and by far the largest", lists)
+    single = "no single list of blocks of one type is both the longest and by far the largest"
+    raise _refusal(single if candidates else "no list of residual blocks was found", lists)
 
 
 def _refusal(problem: str, lists: Mapping[str, Blocks]) -> ValueError:
     names = ", ".join(f"{path!r} ({len(blocks)} entries)" for path, blocks in _outermost(lists).items())
+    if names:
+        return ValueError(f"attach: {problem}; pass blocks= with one of, or a list of several of: {names}")
     return ValueError(
-        f"attach: {problem}; pass blocks= with one of, or a list of several of: {names or 'none found in this model'}"
+        f"attach: {problem}. The model has no nn.ModuleList of blocks, and no nn.Sequential of several modules of one "
+        "type; a method needs the residual blocks in one."
     )
