@@ -75,8 +75,9 @@ def with_warmup(
         return settings
     warmup = min(max(1, round(optimizer.warmup * steps / usual)), left)
     warnings.warn(
-        f"optimizer.warmup is {warmup}: the {optimizer.warmup} steps of the recipe {recipe} do not fit into {steps} "
-        "steps, so the warm-up takes the same share of them as there. --set optimizer.warmup=… sets another.",
+        f"optimizer.warmup is {warmup}: the recipe {recipe}'s warm-up of {optimizer.warmup} steps and a decay of "
+        f"{steps - left} do not fit into {steps} steps, so the warm-up takes the same share of these as in the recipe. "
+        "--set optimizer.warmup=… sets another.",
         stacklevel=2,
     )
     return {**settings, "optimizer": {**settings["optimizer"], "warmup": warmup}}
