@@ -10,7 +10,7 @@ import lzma
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -158,7 +158,7 @@ def _examples(path: Path, task: Task, texts: tuple[str, ...], label: str | None)
             columns = _columns(where, row, task, texts, label)
         for column in (*columns[0], columns[1]):
             if column not in row:
-                raise ValueError(f"{where}: the column {column!r} is missing; found {', '.join(row)}")
+                raise ValueError(f"{where}: the column {column!r} is missing; found {_quoted(row)}")
         yield _Example(where, tuple(_text(where, row, name) for name in columns[0]), _label(where, row, columns[1]))
 
 
@@ -169,8 +169,9 @@ def _columns(
     choices = (texts,) if texts else task.texts
     chosen = next((names for names in choices if all(name in row for name in names)), None)
     if chosen is None:
-        wanted = " or ".join(" and ".join(names) for names in choices)
-        raise ValueError(f"{where}: found the columns {', '.join(row)}; {wanted} is expected. Name it with --text.")
+        wanted = ", ".join(" + ".join(map(repr, names)) for names in choices)
+        expected = f"one of these is expected: {wanted}" if len(choices) > 1 else f"{wanted} is expected"
+        raise ValueError(f"{where}: found the columns {_quoted(row)}; {expected}. Name the texts' columns with --text.")
     pairs = [pair for pair in TASKS["classification"].texts if set(chosen) < set(pair) <= row.keys()]
     if pairs and not texts:
         raise ValueError(
@@ -181,9 +182,14 @@ def _columns(
     target = next((name for name in names if name in row), None)
     if target is None:
         raise ValueError(
-            f"{where}: found the columns {', '.join(row)}; {' or '.join(names)} is expected. Name it with --label."
+            f"{where}: found the columns {_quoted(row)}; {' or '.join(map(repr, names))} is expected. Name the label's "
+            "column with --label."
         )
     return chosen, target
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _text(where: str, row: dict[str, Any], column: str) -> str:
