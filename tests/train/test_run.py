@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,15 @@ def test_the_built_in_text_may_go_on_as_prepared_text_but_not_with_another_vocab
     assert list(differences(built_in.mapping(), other.mapping())) == ["data.vocabulary"]
     assert differences(built_in.mapping(), config(store).mapping()) == {}
     assert differences(config(store).mapping(), built_in.mapping()) == {}
+
+
+def test_of_two_methods_only_the_names_differ(store: TokenStore) -> None:
+    full = config(store, train={"seed": 1})
+    raptr = replace(config(store), method={"name": "raptr", "schedule": "2-2"})
+    found = differences(raptr.mapping(), full.mapping())
+    assert found == {"method.name": "was 'raptr', now 'full'", "train.seed": "was 0, now 1"}
+    fixed = replace(raptr, method={**raptr.method, "schedule": "2-2-2"})
+    assert differences(raptr.mapping(), fixed.mapping()) == {"method.schedule": "was '2-2', now '2-2-2'"}
 
 
 def test_every_start_that_trains_is_recorded(store: TokenStore, tmp_path: Path) -> None:

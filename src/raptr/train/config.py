@@ -380,7 +380,10 @@ def merged(settings: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mappin
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that differ and can change a run's results, each with the text `was a, now b`."""
+    """Return the settings that differ and can change a run's results, each with the text `was a, now b`.
+
+    Of two methods, only the names are listed, since their other settings do not compare.
+    """
     sections = {"train": TrainSettings, "data": DataSettings, "model": ModelSettings}
     free = {f"{name}.{e.name}" for name, kind in sections.items() for e in fields(kind) if e.metadata.get("free")}
     if new.get("model", {}).get("dropout"):
@@ -389,4 +392,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str
     if "data.vocabulary" not in before or "data.vocabulary" not in after:
         free |= {"data.vocabulary"}  # with prepared text, the data's fingerprint is compared instead
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key) and key not in free]
+    if "method.name" in changed:
+        changed = [key for key in changed if key == "method.name" or not key.startswith("method.")]
     return {key: f"was {before.get(key)!r}, now {after.get(key)!r}" for key in changed}
