@@ -418,7 +418,7 @@ def test_recipes_are_complete_and_name_their_command(name: str) -> None:
             r"optimizer\.idle is 'skip'.*method\.parts.*adafactor.*zero",
         ),
         (["pretrain", "--schedule", "width=1-2-4"], r"--schedule is 'width=1-2-4'.*depth, heads, mlp"),
-        (["plan", "6-9-12", "mlp=1-4"], r"parts is '1-4'.* 3 stages"),
+        (["plan", "6-9-12", "mlp=1-4"], r"mlp \(parts\) is '1-4'.* 3 stages"),
         (["pretrain", "--schedule", "mlp=1-2-4", "--set", "optimizer.name=muon"], r"muon.*method\.parts.*adamw"),
         (["pretrain", "--set", "train.eval_sizes=[9]"], r"train\.eval_sizes has 9.*1 to 6 layers"),
         (["pretrain", "--config", "missing.yaml"], r"missing\.yaml: No such file.*path"),

@@ -44,9 +44,9 @@ def test_sizes_by_dimension() -> None:
     assert in_units("parts", "1-2-4", 4, 768) == "1-2-4"
     assert in_units("parts", None, 4, 768) is None
     assert in_units("parts", "1-3", 4, 768) == "1-3"  # what the method then refuses
-    with pytest.raises(ValueError, match=r"parts is '700-3072'.* 768"):
+    with pytest.raises(ValueError, match=r"mlp \(parts\) is '700-3072'.* 768"):
         in_units("parts", "700-3072", 4, 768)
-    with pytest.raises(ValueError, match=r"parts is '1\+2'"):
+    with pytest.raises(ValueError, match=r"mlp \(parts\) is '1\+2'"):
         in_units("parts", "1+2", 4, 768)
 
 
@@ -107,7 +107,7 @@ def test_idle_parameters_get_what_the_method_needs_unless_a_policy_is_given(
 
 
 def test_all_axes_have_the_same_stages() -> None:
-    with pytest.raises(ValueError, match=r"parts is '1-4'.* 3 stages"):
+    with pytest.raises(ValueError, match=r"mlp \(parts\) is '1-4'.* 3 stages"):
         config({"size": "base"}, schedule="6-9-12", parts="1-4")
     for step in range(0, 120, 7):
         method = config({"size": "base"}, schedule="6-9-12", heads="6-9-12", parts="1-2-4").make_method()

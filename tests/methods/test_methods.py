@@ -140,7 +140,7 @@ def test_raptr_on_heads_and_parts() -> None:
         ({"groups": 5}, "groups is 5.*divisor"),
         ({"groups": 2, "selection": "bernoulli"}, "groups is 2.*bernoulli.* 1 "),
         ({"schedule": "6-8-10-12", "heads": "6-12"}, "heads is '6-12'.* 4 stages"),
-        ({"parts": "4-3-2-1"}, "parts is '4-3-2-1'.* 4 stages"),
+        ({"parts": "4-3-2-1"}, r"mlp \(parts\) is '4-3-2-1'.* 4 stages"),
         ({"heads": "3-6-9-11"}, "heads is '3-6-9-11'.* 12"),
         ({"width_exponent": 0.3}, "width_exponent is 0.3.* 0, 0.5, 1"),
     ],

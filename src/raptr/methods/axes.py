@@ -53,7 +53,7 @@ def whole_depth(layers: int, heads: str | None, parts: str | None) -> str | None
     """Return a depth schedule with all layers in each stage of `heads` or `parts`; None if neither has a schedule."""
     for name, text in (("heads", heads), ("parts", parts)):
         if text is not None:
-            return "-".join([str(layers)] * len(parse_sizes(text, name)))
+            return "-".join([str(layers)] * len(parse_sizes(text, _as_written(name))))
     return None
 
 
@@ -61,14 +61,20 @@ def unit_counts(setting: str, text: str | None, total: int, stages: Schedule) ->
     """Return how many of `total` heads or MLP parts each stage has, a full-model start included; all if no `text`."""
     if text is None:
         return (total,) * len(stages.stages)
-    counts, start = parse_sizes(text, setting), 1 if stages.full_start else 0
+    counts, start = parse_sizes(text, _as_written(setting)), 1 if stages.full_start else 0
     named = len(stages.stages) - start
     if len(counts) != named or list(counts) != sorted(counts) or counts[0] < 1 or counts[-1] != total:
         raise ValueError(
-            f"{setting} is {text!r}; one size for each of the {named} stages of schedule {stages.text}, never falling "
-            f"and ending with all {total}, is allowed"
+            f"{_as_written(setting)} is {text!r}; one size for each of the {named} stages of schedule {stages.text}, "
+            f"never falling and ending with all {total}, is allowed"
         )
     return (total,) * start + counts
+
+
+def _as_written(setting: str) -> str:
+    """Return an axis as the command line and the settings name it, such as `mlp (parts)`."""
+    axis = next((axis for axis, name in AXES.items() if name == setting), setting)
+    return axis if axis == setting else f"{axis} ({setting})"
 
 
 def in_units(setting: str, text: object, units: int, size: int) -> object:
@@ -78,9 +84,9 @@ def in_units(setting: str, text: object, units: int, size: int) -> object:
     """
     if not isinstance(text, str):
         return text
-    sizes = parse_sizes(text, setting)
+    sizes = parse_sizes(text, _as_written(setting))
     if sizes[-1] != units * size:
         return text
     if any(number % size for number in sizes):
-        raise ValueError(f"{setting} is {text!r}; multiples of {size}, up to {units * size}, are allowed")
+        raise ValueError(f"{_as_written(setting)} is {text!r}; multiples of {size}, up to {units * size}, are allowed")
     return "-".join(str(number // size) for number in sizes)
