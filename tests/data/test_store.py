@@ -243,5 +243,13 @@ def test_a_domain_that_is_not_there(made: TokenStore) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere.*data\.json"):
+    with pytest.raises(ValueError, match=r"nowhere.*data\.json.*raptr prepare --data TEXT --out .*/nowhere$"):
         open_store(tmp_path / "nowhere")
+
+
+def test_a_folder_of_text_that_is_not_prepared(tmp_path: Path) -> None:
+    text = tmp_path / "pytext"
+    text.mkdir()
+    command = f"raptr prepare --data {text} --objective causal --out data/pytext-prepared"
+    with pytest.raises(ValueError, match=rf"{text} holds no prepared data.* Make it with: {command}$"):
+        open_store(text, ["--objective", "causal"])

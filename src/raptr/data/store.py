@@ -15,6 +15,8 @@ and reads only what has changed since the last time. `raptr.data.prepare` writes
 
 import hashlib
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -189,8 +191,13 @@ class TokenStore:
             raise _damaged(self.path / name, f"the SHA-256 {expected[name]}", actual)
 
 
-def open_store(path: Path) -> TokenStore:
-    """Open a prepared folder, or raise a ValueError that says what is wrong with it."""
+def open_store(path: Path, options: Sequence[str] = ()) -> TokenStore:
+    """Open a prepared folder, or raise a ValueError that says what is wrong with it.
+
+    `options` are those of the `raptr prepare` command with which the error says how to make a missing folder.
+    """
+    if not (path / MANIFEST).is_file():
+        raise _unprepared(path, options)
     manifest = _read_manifest(path / MANIFEST)
     itemsize = DTYPES[manifest.dtype].itemsize
     for shard in manifest.shards():
@@ -221,9 +228,14 @@ def _check_size(path: Path, expected: int) -> None:
         raise _damaged(path, f"{expected} bytes", f"{size}")
 
 
+def _unprepared(path: Path, options: Sequence[str]) -> ValueError:
+    """Return the error for a path without prepared data, which may be the text itself."""
+    text, out = ("TEXT", path) if not path.exists() else (path, Path("data", f"{path.resolve().stem}-prepared"))
+    command = shlex.join(["raptr", "prepare", "--data", str(text), *options, "--out", str(out)])
+    return ValueError(f"{path} holds no prepared data: there is no {path / MANIFEST}. Make it with: {command}")
+
+
 def _read_manifest(path: Path) -> Manifest:
-    if not path.is_file():
-        raise ValueError(f"{path.parent} holds no prepared data: there is no {path}. Make it with raptr prepare.")
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -260,7 +260,9 @@ class Config:
 
     def prepared(self, source: str) -> TokenStore:
         """Open the prepared text in a folder; raise ValueError if it lacks special tokens of the objective."""
-        store, specials = open_store(Path(source)), self.objective.kind.specials
+        tokenizer = [] if self.model.start is None else ["--tokenizer", self.model.start]
+        store = open_store(Path(source), ["--objective", self.objective.name, *tokenizer])
+        specials = self.objective.kind.specials
         if store.vocabulary.missing(specials):
             others = [name for name, family in FAMILIES.items() if store.manifest.objective in family.objectives]
             more = f", or use --family {' or '.join(others)}" if others else ""
