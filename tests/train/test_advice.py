@@ -365,6 +365,7 @@ def test_a_comparison_names_its_methods_and_gets_no_advice(
     [
         (["6-8-10-12"], None),
         (["6-8-10-12", "--steps", "5801"], None),  # stages and decay are rounded to steps
+        (["6-8-10-12", "--steps", "50"], None),
         (["6-9-12"], None),
         (["--method", "pld"], None),  # no stage is the last one
         (["--method", "full"], None),

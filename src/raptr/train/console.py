@@ -122,9 +122,9 @@ def _choice(config: Config, place: Place, found: Measured | None) -> list[str]:
 
 
 def _early_decay(config: Config, method: Method) -> list[str]:
-    """Return a note if the learning rate begins to fall more than 1% of the run before a schedule's last stage."""
+    """Return a note if the learning rate falls over a step and 1% of the run before a schedule's last stage begins."""
     start, last = method.steps - config.optimizer.decay_steps(method.steps), method.phases()[-1].start
-    if "schedule" not in method.own_settings() or last - start <= 0.01 * method.steps:
+    if "schedule" not in method.own_settings() or last - start <= max(1, 0.01 * method.steps):
         return []
     return [
         f"Note: the learning rate falls from step {start:,} on, and the last stage begins at step {last:,}. The paper "
