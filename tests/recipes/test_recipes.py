@@ -62,7 +62,8 @@ def test_a_warm_up_that_does_not_fit_into_fewer_steps_keeps_its_share_of_them(na
     recipe = Config.read(RECIPES[name]())
     usual, warmup = recipe.train.steps, recipe.optimizer.warmup
     given = {"train.steps": 20, "method.full_start": 0 if "full_start" in recipe.method else None}
-    with pytest.warns(UserWarning, match=rf"optimizer\.warmup is 1: the {warmup} steps.*{name}.*into 20.*--set"):
+    message = rf"optimizer\.warmup is 1: the recipe {name}'s warm-up of {warmup} steps.*into 20 steps.*--set"
+    with pytest.warns(UserWarning, match=message):
         short = resolve(name, None, given, [])
     assert short.optimizer.warmup == max(1, round(20 * warmup / usual)) == 1
     assert resolve(name, None, {}, []).optimizer.warmup == warmup  # a warning would be an error
@@ -77,5 +78,5 @@ def test_a_warm_up_that_is_given_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"optimizer\.warmup is 40.*to 15 or less"):
         resolve("demo", file, {"train.steps": 20}, [])
     assert resolve("demo", file, {"train.steps": 20}, ["optimizer.warmup=7"]).optimizer.warmup == 7
-    with pytest.warns(UserWarning, match=r"optimizer\.warmup is 0: the 40 steps"):  # the decay takes the whole run
+    with pytest.warns(UserWarning, match=r"warmup is 0: .*warm-up of 40 steps and a decay of 20 do not fit"):
         assert resolve("demo", None, {"train.steps": 20}, ["optimizer.decay=1"]).optimizer.warmup == 0
