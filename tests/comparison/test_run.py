@@ -1,6 +1,7 @@
 """Comparisons that run: on equal terms, stopped and killed and gone on with, with runs that diverge."""
 
 import errno
+import gc
 import io
 import json
 import re
@@ -9,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ from raptr.data import TokenStore, open_store
 from raptr.data.prepare import Document, prepare
 from raptr.files import locked
 from raptr.objectives import SPECIALS
+from raptr.subnetworks import Subnetwork
 from raptr.train import checkpoint
 from raptr.train.loop import Trainer
 from raptr.train.run import RunFolder
@@ -341,6 +345,25 @@ def test_a_run_that_fails_is_set_aside_and_the_rest_goes_on(
     assert len(numbers(tmp_path / "out")["runs"]) == RUNS - 1
     assert compare(spec, tmp_path / "out", jobs=jobs, console=QUIET).finished == RUNS
     assert numbers(tmp_path / "out") == numbers(whole)
+
+
+def test_a_failed_run_keeps_no_memory(store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimize = Trainer.optimize
+    failed: list[weakref.ref[Trainer]] = []
+    alive: set[bool] = set()
+
+    def fails_once(self: Trainer, subnetwork: Subnetwork) -> Any:
+        if not failed:
+            failed.append(weakref.ref(self))
+            raise RuntimeError("CUDA out of memory")
+        gc.collect()
+        alive.add(failed[0]() is not None)
+        return optimize(self, subnetwork)
+
+    monkeypatch.setattr(Trainer, "optimize", fails_once)
+    with pytest.raises(ValueError, match="out of memory on the GPU"):
+        compare(asked(store, seeds=[0]), tmp_path, console=QUIET)
+    assert alive == {False}
 
 
 def test_what_concerns_all_runs_stops_the_comparison(

@@ -164,7 +164,7 @@ class _Failures:
         runs = "1 run" if len(self._errors) == 1 else f"{len(self._errors)} runs"
         tables = ", ".join(str(folder) for folder in folders)
         self._console.print(
-            f"{runs} failed; the same command tries again. What the others came to is in {tables}.",
+            f"{runs} failed; the same command tries again. The results of the other runs are in {tables}.",
             highlight=False,
             markup=False,
         )
