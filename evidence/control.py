@@ -3,11 +3,12 @@ r"""Repeat runs of a record on an independent code path: is a deficit due to the
     python -m evidence.control --data corpus --record docs/results/evidence/axes-75-6x256.json \
         --entry 'depth, idle layers skipped' --entry 'full (reduced)' --seed 0 --seed 1 --seed 2 --jobs 6
 
-A stock model of `transformers` (`RobertaPreLayerNormForMaskedLM`, its own initial weights) is trained by a plain loop:
-no compiler, no CUDA graph, no kernel of ours; torch's AdamW, clipping and cross entropy; layers are left out, or
-copied, by `stepwise`. Model size, text, batches, masks, steps, learning rates and the method's draws are those of the
-record. The result is written to docs/results/evidence/control.json, beside the record's loss for the same seed. The two
-paths differ in their initial weights and in rounding, so they should agree as well as two seeds do.
+A stock model of `transformers` is trained by a plain loop: no compiler, no CUDA graph, no kernel of ours; torch's AdamW
+and clipping, and the model's own loss; layers are left out, or copied, by `stepwise`. The model is
+`RobertaPreLayerNormForMaskedLM` for `bert`, `LlamaForCausalLM` for `decoder`. Model size, text, batches, masks, steps,
+learning rates and the method's draws are those of the record. Initial weights are drawn by torch, with the record's
+standard deviations. The result is written to docs/results/evidence/control.json, beside the record's loss for the same
+seed. The two paths differ in their initial weights and in rounding, so they should agree as well as two seeds do.
 
 `--jobs 2` makes two runs at once, each in a process of its own; a result is added when its run has ended. `--trial 200`
 does 200 steps of each run, prints how long the whole would take, and adds nothing.
@@ -26,7 +27,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    RobertaPreLayerNormConfig,
+    RobertaPreLayerNormForMaskedLM,
+)
 
 from raptr import idle, stepwise
 from raptr.comparison.record import load_record
@@ -35,7 +42,8 @@ from raptr.data.batch import Batch
 from raptr.data.tokenizer import Vocabulary
 from raptr.files import write_text
 from raptr.integrations.steps import Steps
-from raptr.objectives.mlm import MaskedLM
+from raptr.objectives.contract import Objective
+from raptr.objectives.registry import OBJECTIVES
 from raptr.train.run import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for entry in options.entry:
         if entry not in record["configs"]:
             parser.error(f"--entry is {entry!r}; the record has {', '.join(record['configs'])}")
+        if problem := beyond(record["configs"][entry]):
+            parser.error(f"--entry is {entry!r}, which has {problem}; the control cannot train that")
     best = {row["label"]: row["peak"] for row in record["best"]}
     runs = [
         Run(entry, record["configs"][entry], best[entry], seed, options.data, options.trial)
@@ -128,7 +138,8 @@ def train(run: Run) -> float:
     method = stepwise(
         model, method_settings.pop("name"), steps=steps, seed=seed, optimizer=optimizer, **method_settings
     )
-    objective = MaskedLM(store.vocabulary)
+    draw(model, size["init"], method.method.shape(0).layers)
+    objective = OBJECTIVES[config["objective"]["name"]](store.vocabulary)
     data = TrainData(store, objective.window(length), settings["batch"], seed)
     decay = math.ceil(round(adamw["decay"] * steps, 6))
     for step in _told(run, steps):
@@ -159,35 +170,83 @@ def _told(run: Run, steps: int) -> Iterator[int]:
             print(f"{run.entry}, seed {run.seed}: step {step + 1:,} of {steps:,}, {left}", flush=True)
 
 
-def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> RobertaPreLayerNormForMaskedLM:
-    """Return the stock pre-LN encoder of these dimensions, without dropout."""
-    padding = vocabulary["[PAD]"]
-    return RobertaPreLayerNormForMaskedLM(
-        RobertaPreLayerNormConfig(
-            vocab_size=vocabulary.size,
-            hidden_size=size["width"],
-            num_hidden_layers=size["layers"],
-            num_attention_heads=size["heads"],
-            intermediate_size=size["mlp"],
-            max_position_embeddings=positions + padding + 1,  # RoBERTa's positions begin after the padding id
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=padding,
-            type_vocab_size=1,
+def beyond(config: Mapping[str, Any]) -> str | None:
+    """Return the setting of a run that this loop does not know, or None."""
+    known = {
+        "model.init": (config["model"]["init"], ("bert", "fan-in")),
+        "objective.name": (config["objective"]["name"], ("mlm", "causal")),
+        "optimizer.name": (config["optimizer"]["name"], ("adamw",)),
+        "optimizer.decay_shape": (config["optimizer"]["decay_shape"], ("linear",)),
+        "optimizer.floor": (config["optimizer"]["floor"], (0.0,)),
+        "data.isolate_documents": (config["data"].get("isolate_documents", False), (False,)),
+        "model.dropout": (config["model"]["dropout"], (0.0,)),
+        "model.z_loss": (config["model"].get("z_loss", 0.0), (0.0,)),
+    }
+    return next((f"{key} {value}" for key, (value, allowed) in known.items() if value not in allowed), None)
+
+
+def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> PreTrainedModel:
+    """Return the stock model of these dimensions, without dropout."""
+    shared = {
+        "vocab_size": vocabulary.size,
+        "hidden_size": size["width"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "intermediate_size": size["mlp"],
+    }
+    if size["family"] == "decoder":
+        llama = LlamaConfig(
+            **shared,
+            num_key_value_heads=size["kv_heads"],
+            head_dim=size["head_size"],
+            max_position_embeddings=positions + 1,  # the stock model is given the last label too
+            rope_parameters={"rope_type": "default", "rope_theta": size["rope_base"]},
+            rms_norm_eps=size["norm_epsilon"],
+            tie_word_embeddings=size["tied"],
         )
+        return LlamaForCausalLM(llama)
+    padding = vocabulary["[PAD]"]
+    roberta = RobertaPreLayerNormConfig(
+        **shared,
+        max_position_embeddings=positions + padding + 1,  # RoBERTa's positions begin after the padding id
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=padding,
+        type_vocab_size=1,
     )
+    return RobertaPreLayerNormForMaskedLM(roberta)
+
+
+TO_STREAM = ("output.dense", "o_proj", "down_proj")  # of a layer: what its branches end with
+
+
+def draw(model: nn.Module, init: str, layers: int) -> None:
+    """Draw the initial weights of `fan-in` for a model that begins with this many layers.
+
+    Those of `bert` are the stock model's own.
+    """
+    if init == "fan-in":
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = 2 * layers if name.endswith(TO_STREAM) else 1
+                nn.init.normal_(module.weight, std=(module.weight.shape[1] * writes) ** -0.5)
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the stock model's own loss, with labels at the masked positions only."""
-    with torch.autocast(batch.tokens_BS.device.type, torch.bfloat16, enabled=batch.tokens_BS.is_cuda):
-        loss: Tensor = model(input_ids=batch.tokens_BS, labels=batch.labels_BS()).loss
+    """Return the stock model's own loss; a decoder is given the last label too and shifts its labels itself."""
+    if batch.positions_BM is None:
+        given = torch.cat([batch.tokens_BS, batch.labels_BM[:, -1:]], 1)
+        labels = given
+    else:
+        given, labels = batch.tokens_BS, batch.labels_BS()
+    with torch.autocast(given.device.type, torch.bfloat16, enabled=given.is_cuda):
+        loss: Tensor = model(input_ids=given, labels=labels).loss
     return loss
 
 
 @torch.no_grad()
 def evaluate(
-    method: Steps, steps: int, objective: MaskedLM, held_out: EvalData, *, batch: int, device: torch.device
+    method: Steps, steps: int, objective: Objective, held_out: EvalData, *, batch: int, device: torch.device
 ) -> float:
     """Return the mean loss over the held-out windows, of the model as evaluated after `steps` steps."""
     total, count = 0.0, 0

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from docs.results.pages.contract import Page, Records, table
 from evidence.queue import LEAST, QUEUE, Item, read_queue
-from raptr.comparison.outcomes import FULL
+from raptr.comparison.outcomes import FULL, REDUCED
 from raptr.comparison.record import read_rows
 from raptr.comparison.results import about_scores, judged, tasks_picture
 from raptr.comparison.table import Row, denoisers_markdown, finals, markdown, notes, tasks_markdown
@@ -82,7 +82,9 @@ def _where(environment: Mapping[str, Any]) -> str:
 
 
 def control(records: Records) -> str:
-    """Tabulate runs repeated on an independent code path: of each comparison its two entries, and their difference."""
+    """Tabulate runs repeated on an independent code path: a comparison's entries, and their differences to the first
+    of `full (reduced)` and `full` that was repeated.
+    """
     runs = records[CONTROL]
     if runs is None:
         return "**Not run yet.**"
@@ -96,11 +98,13 @@ def control(records: Records) -> str:
             rows.append(
                 [comparison, entry, *(shown(_mean(by_seed.values(), key), 4) for key in PATHS), _count(by_seed)]
             )
-        if len(of_entry) == 2:
-            (one, first), (other, second) = of_entry.items()
-            pairs = {seed: (run, second[seed]) for seed, run in first.items() if seed in second}
-            differences = [shown(_difference(pairs.values(), key), 4, sign="+") for key in PATHS]
-            rows.append([comparison, f"**{one} minus {other}**", *differences, _count(pairs)])
+        base = next((label for label in (REDUCED, FULL) if label in of_entry), None)
+        for entry, by_seed in of_entry.items():
+            of_base = {} if base is None else of_entry[base]
+            pairs = {seed: (run, of_base[seed]) for seed, run in by_seed.items() if seed in of_base}
+            if entry != base and pairs:
+                differences = [shown(_difference(pairs.values(), key), 4, sign="+") for key in PATHS]
+                rows.append([comparison, f"**{entry} minus {base}**", *differences, _count(pairs)])
     return table(["comparison", "entry", "independent path", "record", "seeds"], rows)
 
 
