@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
+
 from raptr.data import TokenStore
 from raptr.data.prepare import Document, prepare
 from raptr.objectives import SPECIALS

@@ -1,19 +1,18 @@
-"""Both forms compute the same; compiled code is compiled once for a stage; a GPU's kernels compute what torch does."""
+"""Both forms compute the same, with and without kernels; compiled code is compiled once for a stage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from raptr.data.batch import Batch, refill
 from raptr.methods import make_method
 from raptr.models.bert.config import BertConfig
-from raptr.models.chunked_loss import chunked_loss
 from raptr.models.contract import ModelConfig
 from raptr.models.decoder.config import DecoderConfig
 from raptr.models.fused import KERNELS
@@ -336,116 +335,6 @@ def test_what_auto_means() -> None:
     assert settings(precision="mixed").stream(gpu) is None
 
 
-@on_gpu
-@pytest.mark.parametrize("length", [128, 100, 16])
-def test_attention_kernel(length: int) -> None:
-    from raptr.models import kernels
-
-    torch.manual_seed(0)
-    qkv = torch.randn(6, length, 3 * 4 * 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    bias = torch.randn(3 * 4 * 64, device="cuda", requires_grad=True)
-    grad = torch.randn(6, length, 4 * 64, device="cuda", dtype=torch.bfloat16)
-    wide = [t.detach().double().requires_grad_() for t in (qkv, bias)]
-    q, k, v = (wide[0] + wide[1]).view(6, length, 3, 4, 64).permute(2, 0, 3, 1, 4)
-    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    expected.backward(grad.double())  # type: ignore[no-untyped-call]
-    found = kernels.attention(qkv + bias.detach().bfloat16(), bias, 4)
-    found.backward(grad)
-    for mine, right in ((found, expected), (qkv.grad, wide[0].grad), (bias.grad, wide[1].grad)):
-        assert mine is not None
-        assert right is not None
-        assert (mine - right).norm() / right.norm() < 1e-2
-
-
-@on_gpu
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("shape", [(77, 48, 32, 300), (256, 768, 768, 3072), (5000, 768, 64, 128)])
-def test_residual_mlp_kernel(shape: tuple[int, int, int, int], scaled: bool) -> None:
-    from raptr.models import kernels
-
-    rows, width, inner, features = shape
-    torch.manual_seed(0)
-    sizes = [(width, inner), (features, width), (width, features)]
-    s, t = (torch.tensor(1.4, device="cuda"), torch.tensor(0.7, device="cuda")) if scaled else (None, None)
-    norm = nn.LayerNorm(width).cuda()
-    norm.weight.data += 0.3 * torch.randn(width, device="cuda")
-    norm.bias.data += 0.3 * torch.randn(width, device="cuda")
-    half = [torch.randn(rows, width), torch.randn(rows, inner), *(torch.randn(n, m) / m**0.5 for n, m in sizes)]
-    half = [tensor.cuda().bfloat16().requires_grad_() for tensor in half]
-    biases = [torch.randn(n, device="cuda", requires_grad=True) for n, _ in sizes]
-    grad = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
-
-    given = [*half, *biases, *norm.parameters()]
-    wide = [tensor.detach().double().requires_grad_() for tensor in given]
-    x, o, project, mlp_in, mlp_out, project_bias, in_bias, out_bias, gain, shift = wide
-    a = F.linear(o, project, project_bias)
-    activated = F.gelu(F.linear(F.layer_norm(x + a, (width,), gain, shift, norm.eps), mlp_in, in_bias))
-    expected = x + (1 if s is None else s) * a + F.linear((1 if t is None else t) * activated, mlp_out, out_bias)
-    expected.backward(grad.double())
-
-    products = list(zip(half[2:], biases, strict=True))
-    found = kernels.residual_mlp(half[0], half[1], products, norm, s, t)
-    found.backward(grad)  # type: ignore[no-untyped-call]
-    assert (found - expected).norm() / expected.norm() < 1e-2
-    for mine, right in zip(given, wide, strict=True):
-        assert mine.grad is not None
-        assert right.grad is not None
-        assert (mine.grad - right.grad).norm() / right.grad.norm() < 1.5e-2
-
-
-@on_gpu
-@pytest.mark.parametrize("features", [8192, 1376, 40])
-def test_swiglu_kernel(features: int) -> None:
-    from raptr.models import kernels
-
-    torch.manual_seed(0)
-    z = (3 * torch.randn(3, 7, 2 * features, device="cuda")).bfloat16().requires_grad_()
-    grad = torch.randn(3, 7, features, device="cuda", dtype=torch.bfloat16)
-    wide = z.detach().double().requires_grad_()
-    gate, up = wide.chunk(2, -1)
-    expected = F.silu(gate) * up
-    expected.backward(grad.double())  # type: ignore[no-untyped-call]
-    found = kernels.swiglu(z)
-    found.backward(grad)
-    for mine, right in ((found, expected), (z.grad, wide.grad)):
-        assert mine is not None
-        assert right is not None
-        assert mine.shape == right.shape
-        assert (mine - right).norm() / right.norm() < 4e-3
-
-
-@on_gpu
-@pytest.mark.parametrize("z_loss", [0.0, 0.01])
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("vocabulary", [1000, 9001, 70_000])
-def test_cross_entropy_kernel(vocabulary: int, biased: bool, z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raptr.models import kernels
-
-    if vocabulary == 9001:
-        few = partial(chunked_loss, scores=20 * vocabulary)
-        monkeypatch.setattr("raptr.models.kernels.cross_entropy.chunked_loss", few)
-    torch.manual_seed(0)
-    x = torch.randn(77, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = (torch.randn(vocabulary, 64, device="cuda") / 2).bfloat16().requires_grad_()  # scores round to 0.06
-    bias = torch.randn(vocabulary, device="cuda", requires_grad=True) if biased else None
-    labels = torch.randint(0, vocabulary, (77,), device="cuda")
-    given = [t for t in (x, weight, bias) if t is not None]
-    wide = [t.detach().double().requires_grad_() for t in given]
-    scores = F.linear(*wide)
-    expected = (F.cross_entropy(scores, labels) + z_loss * scores.logsumexp(-1).square().mean()) / 4
-    expected.backward()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        alone = kernels.linear_cross_entropy(x, weight, bias, labels, z_loss) / 4
-    found = kernels.linear_cross_entropy(x, weight, bias, labels, z_loss) / 4
-    found.backward()  # type: ignore[no-untyped-call]
-    assert alone == found
-    assert abs(found.item() - expected.item()) < 1e-2
-    for mine, right in zip(given, wide, strict=True):
-        assert mine.grad is not None
-        assert right.grad is not None
-        assert (mine.grad - right.grad).norm() / right.grad.norm() < 2e-2
-
-
 @every_family
 @pytest.mark.parametrize("name", SUBNETWORKS)
 def test_gradients_do_not_stay_where_the_next_micro_batch_is_written(
@@ -523,13 +412,20 @@ def test_dropout_in_a_graph_is_a_function_of_the_seed(config: ModelConfig) -> No
     assert losses[0] == losses[2] != losses[1]
 
 
+MULTIPLIED = [replace(config, residual_multiplier=0.3, norm_scaling=True) for config in (CONFIG, DECODER)]
+NAMED = [(name, config) for config in (CONFIG, DECODER) for name in SUBNETWORKS]
+NAMED += [("branches", config) for config in MULTIPLIED]
+every_kind = pytest.mark.parametrize(
+    ("name", "config"), NAMED, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 @pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=on_gpu)], ids=str)
 @pytest.mark.parametrize("form", ["skip", "gather"])
-@pytest.mark.parametrize("name", SUBNETWORKS)
-@every_family
+@every_kind
 def test_half_precision_stays_close_to_double(name: str, form: str, device: torch.device, config: ModelConfig) -> None:
     config, subnetwork = replace(config, width=64, head_size=16), SUBNETWORKS[name]
     exact = build(config=config)
@@ -543,6 +439,19 @@ def test_half_precision_stays_close_to_double(name: str, form: str, device: torc
         for key, gradient in expected.items():
             assert found[key].dtype == torch.float32
             assert (found[key].cpu() - gradient).norm() < 0.06 * gradient.norm() + 1e-4, key
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or not KERNELS, reason="needs Triton's interpreter, which a GPU turns off"
+)
+@every_kind
+def test_models_stay_close_to_double_with_interpreted_kernels(
+    name: str, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raptr.models.fused._half", lambda x: torch.is_autocast_enabled("cpu"))
+    monkeypatch.setattr("raptr.models.kernels.SHORT", 0)  # the interpreter cannot multiply bfloat16
+    monkeypatch.setattr(import_module("raptr.models.kernels.residual_mlp"), "WARPS", 16)  # programs one by one
+    test_half_precision_stays_close_to_double(name, "skip", CPU, config)
 
 
 @pytest.mark.parametrize("name", SUBNETWORKS)
