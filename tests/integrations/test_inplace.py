@@ -160,7 +160,7 @@ def test_a_resumed_loop_grows_once(name: str) -> None:
 
 def test_a_step_that_is_repeated_does_not_grow_again_and_an_earlier_one_does() -> None:
     model = llama()
-    optimizer = adamw(model)
+    optimizer = torch.optim.SGD(model.parameters())  # it has no state, and makes no step here
     steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
 
     def run(step: int) -> None:
@@ -255,7 +255,7 @@ def test_calls_with_gradients_are_no_evaluation() -> None:
 
 def test_growth_and_flops_are_counted() -> None:
     model = llama()
-    optimizer = adamw(model)
+    optimizer = torch.optim.SGD(model.parameters())  # it has no state, and makes no step here
     steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=optimizer)
     sizes = []
     for step in range(STEPS):
@@ -265,6 +265,24 @@ def test_growth_and_flops_are_counted() -> None:
         sizes.append(steps.size)
     assert sizes == [2] * 4 + [3] * 4 + [6] * 4
     assert steps.flops == pytest.approx(11 / 18)
+
+
+@pytest.mark.parametrize("moments", ["copy", "reset"])
+def test_an_optimizer_that_the_loop_does_not_step_is_noticed(moments: str) -> None:
+    for own in (True, False):
+        model = llama()
+        given = adamw(model)
+        stepped = given if own else adamw(model)
+        steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=given, moments=moments)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for step in range(STEPS):
+                steps.begin(step)
+                model(**batch(step)).loss.backward()
+                steps.end()
+                stepped.step()
+                stepped.zero_grad()
+        assert [str(warning.message).split(":")[0] for warning in told] == ([] if own else ["begin(4)", "begin(8)"])
 
 
 def test_what_cannot_grow_is_refused() -> None:

@@ -7,6 +7,7 @@ grow at the same time, each in the way that the method prescribes.
 """
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -55,6 +56,21 @@ class InPlace:
         for start, plan in self.growths.items():
             if first <= start <= step:
                 self._apply(plan)
+
+    def warn_of_unused(self, first: int, step: int) -> None:
+        """Warn if the optimizers know nothing when a growth in steps `first` to `step` is to copy what they know.
+
+        Then the loop steps another optimizer, and new layers would start without optimizer state.
+        """
+        due = any(first <= start <= step for start in self.growths)
+        if due and not any(optimizer.state or _stateless(optimizer) for optimizer in self._optimizers):
+            warnings.warn(
+                f"begin({step}): the model grows, but the optimizer that was given to stepwise has no state, so the "
+                "new layers start without any. Give stepwise(..., optimizer=...) the optimizer whose step() the loop "
+                "calls; if that one wraps another, the one that is wrapped.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def check_left_out(self, first: int, step: int) -> None:
         """Raise RuntimeError if a growth in steps `first` to `step` - 1, which were left out, would overwrite training.
@@ -178,6 +194,10 @@ class InPlace:
                         f"method {method.name} copies what the optimizer knows about a layer, but {problem}. Give "
                         "stepwise(..., optimizer=...) the optimizer of the blocks' parameters, or a list of them."
                     )
+
+
+def _stateless(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 def _trained(name: str, tensor: Tensor) -> bool:

@@ -89,6 +89,8 @@ class Steps:
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         first = step if self._last is None or step < self._last else self._last + 1
         self.inplace.check_left_out(first, step)
+        if self._last is not None:  # after a resume, a state that was not loaded is not there
+            self.inplace.warn_of_unused(first, step)
         self.inplace.grow(first, step)
         self._last = step
         self._enter(subnetwork)
