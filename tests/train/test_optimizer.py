@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
+from torch.torch_version import TorchVersion
 
 from raptr.train.adafactor import Adafactor
 from raptr.train.adamw import AdamW, move
@@ -170,6 +171,8 @@ def test_state_by_name_goes_on_bit_for_bit_for_any_class(kind: Any, settings: di
         return made
 
     unbroken = optimizer(whole)
+    if kind is optim.Adagrad and TorchVersion(torch.__version__) < "2.13":
+        pytest.skip("the state that this Adagrad has from the start cannot be left out")
     for number in range(8):
         whole.step(number, unbroken)
 

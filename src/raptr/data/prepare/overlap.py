@@ -46,7 +46,7 @@ def _shared(hashes: Uint64s, known: Uint64s) -> NDArray[np.bool_]:
     shift = np.uint64(64 - PREFIX)
     possible = np.zeros(2**PREFIX, np.bool_)
     possible[hashes >> shift] = True
-    return np.isin(hashes, known[possible[known >> shift]])
+    return np.isin(hashes, known[possible[known >> shift]], kind="sort")  # NumPy 2.0 fails to choose for 64 bits
 
 
 def _cut(text: bytes, starts: NDArray[np.intp]) -> bytes:
