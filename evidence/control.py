@@ -8,7 +8,9 @@ and clipping, and the model's own loss; layers are left out, or copied, by `step
 `RobertaPreLayerNormForMaskedLM` for `bert`, `LlamaForCausalLM` for `decoder`. Model size, text, batches, masks, steps,
 learning rates and the method's draws are those of the record. Initial weights are drawn by torch, with the record's
 standard deviations. The result is written to docs/results/evidence/control.json, beside the record's loss for the same
-seed. The two paths differ in their initial weights and in rounding, so they should agree as well as two seeds do.
+seed. The two paths differ in their initial weights and in rounding, so they should agree as well as two seeds do. What
+both share is not controlled: batches and masks, the plan of layers, scales and growths, and the number of steps of
+`full (reduced)`, which follows from our count of FLOPs.
 
 `--jobs 2` makes two runs at once, each in a process of its own; a result is added when its run has ended. `--trial 200`
 does 200 steps of each run, prints how long the whole would take, and adds nothing.
@@ -42,8 +44,10 @@ from raptr.data.batch import Batch
 from raptr.data.tokenizer import Vocabulary
 from raptr.files import write_text
 from raptr.integrations.steps import Steps
+from raptr.models.contract import PLAIN
 from raptr.objectives.contract import Objective
 from raptr.objectives.registry import OBJECTIVES
+from raptr.train.config import Config
 from raptr.train.run import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,14 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--record is {options.record}, which does not exist")
     if store.fingerprint != record["data"]["fingerprint"]:
         parser.error(f"--data has fingerprint {store.fingerprint}, the record {record['data']['fingerprint']}")
+    configs = {}
     for entry in options.entry:
         if entry not in record["configs"]:
             parser.error(f"--entry is {entry!r}; the record has {', '.join(record['configs'])}")
-        if problem := beyond(record["configs"][entry]):
+        configs[entry] = Config.read(record["configs"][entry]).mapping()  # with the defaults of settings that are newer
+        if problem := beyond(configs[entry]):
             parser.error(f"--entry is {entry!r}, which has {problem}; the control cannot train that")
     best = {row["label"]: row["peak"] for row in record["best"]}
     runs = [
-        Run(entry, record["configs"][entry], best[entry], seed, options.data, options.trial)
+        Run(entry, configs[entry], best[entry], seed, options.data, options.trial)
         for seed in options.seed or [0]
         for entry in options.entry
     ]
@@ -171,18 +177,19 @@ def _told(run: Run, steps: int) -> Iterator[int]:
 
 
 def beyond(config: Mapping[str, Any]) -> str | None:
-    """Return the setting of a run that this loop does not know, or None."""
-    known = {
-        "model.init": (config["model"]["init"], ("bert", "fan-in")),
-        "objective.name": (config["objective"]["name"], ("mlm", "causal")),
-        "optimizer.name": (config["optimizer"]["name"], ("adamw",)),
-        "optimizer.decay_shape": (config["optimizer"]["decay_shape"], ("linear",)),
-        "optimizer.floor": (config["optimizer"]["floor"], (0.0,)),
-        "data.isolate_documents": (config["data"].get("isolate_documents", False), (False,)),
-        "model.dropout": (config["model"]["dropout"], (0.0,)),
-        "model.z_loss": (config["model"].get("z_loss", 0.0), (0.0,)),
+    """Return a setting of the run, with its value, that the plain loop does not know; None if it knows all of them."""
+    known: dict[str, dict[str, tuple[Any, ...]]] = {
+        "model": {"family": ("bert", "decoder"), "init": ("bert", "fan-in"), "dropout": (0.0,), "z_loss": (0.0,)},
+        "objective": {"name": ("mlm", "causal")},
+        "optimizer": {"name": ("adamw",), "decay_shape": ("linear",), "floor": (0.0,)},
+        "data": {"isolate_documents": (False,)},
     }
-    return next((f"{key} {value}" for key, (value, allowed) in known.items() if value not in allowed), None)
+    known["model"] |= {key: (value,) for key, value in PLAIN.items()}
+    for section, keys in known.items():
+        for key, allowed in keys.items():
+            if config[section].get(key, allowed[0]) not in allowed:
+                return f"{section}.{key} {config[section][key]}"
+    return "optimizer.clip 0" if config["optimizer"]["clip"] == 0 else None
 
 
 def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int) -> PreTrainedModel:
@@ -208,13 +215,16 @@ def stock_model(size: Mapping[str, Any], vocabulary: Vocabulary, positions: int)
     padding = vocabulary["[PAD]"]
     roberta = RobertaPreLayerNormConfig(
         **shared,
+        layer_norm_eps=1e-5,
         max_position_embeddings=positions + padding + 1,  # RoBERTa's positions begin after the padding id
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         pad_token_id=padding,
         type_vocab_size=1,
     )
-    return RobertaPreLayerNormForMaskedLM(roberta)
+    model = RobertaPreLayerNormForMaskedLM(roberta)
+    nn.init.zeros_(model.roberta_prelayernorm.embeddings.token_type_embeddings.weight).requires_grad_(False)
+    return model
 
 
 TO_STREAM = ("output.dense", "o_proj", "down_proj")  # of a layer: what its branches end with
@@ -227,7 +237,7 @@ def draw(model: nn.Module, init: str, layers: int) -> None:
     """
     if init == "fan-in":
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | nn.Embedding) and module.weight.requires_grad:
                 writes = 2 * layers if name.endswith(TO_STREAM) else 1
                 nn.init.normal_(module.weight, std=(module.weight.shape[1] * writes) ** -0.5)
 

@@ -29,6 +29,7 @@ class Item:
     file: Path
     record: Path
     held: bool = False  # not run with the others, only by its own command
+    jobs: int = 7  # runs at once in the command that docs/results/evidence.md shows
 
     def spec(self, data: Path | None) -> dict[str, Any]:
         """Return the comparison's content with its text at `data`; None: without text and tasks, to plan only."""

@@ -169,7 +169,8 @@ def test_comparisons_of_the_queue_are_on_equal_terms(monkeypatch: pytest.MonkeyP
         assert given.get("widen", False) == (not one_rate), item.name
         settings = given["settings"]
         assert set(settings) - {"objective"} == {"train", "data", "model", "optimizer"}
-        assert settings["train"]["eval_samples"] * settings["data"]["length"] >= 8192 * 32
+        held_out = settings["train"]["eval_samples"] * settings["data"]["length"]
+        assert held_out >= (2048 * 64 if item.name == "causal-6x64" else 8192 * 32)  # that one is for CPUs
         comparison = read_comparison(given)
         spent = {entry.label: entry.flops / comparison.full_flops for entry in comparison.entries}
         assert spent.pop("full") == 1

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import peft
 import pytest
 import torch
 import transformers as hf
+from accelerate.accelerator import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
@@ -267,22 +269,57 @@ def test_growth_and_flops_are_counted() -> None:
     assert steps.flops == pytest.approx(11 / 18)
 
 
-@pytest.mark.parametrize("moments", ["copy", "reset"])
-def test_an_optimizer_that_the_loop_does_not_step_is_noticed(moments: str) -> None:
-    for own in (True, False):
-        model = llama()
-        given = adamw(model)
-        stepped = given if own else adamw(model)
-        steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=given, moments=moments)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            for step in range(STEPS):
-                steps.begin(step)
-                model(**batch(step)).loss.backward()
-                steps.end()
-                stepped.step()
-                stepped.zero_grad()
-        assert [str(warning.message).split(":")[0] for warning in told] == ([] if own else ["begin(4)", "begin(8)"])
+def wrapped(optimizer: Optimizer) -> Optimizer:
+    """As a loop with `accelerate` has it."""
+    wrapper: Optimizer = Accelerator(cpu=True).prepare(optimizer)
+    return wrapper
+
+
+@pytest.fixture
+def no_accelerator() -> Iterator[None]:
+    """Other tests, of the Trainer, make an accelerator of their own."""
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize(
+    ("given", "stepped", "told"),
+    [
+        ("blocks", "blocks", False),
+        ("blocks", "others", True),
+        ("both", "both", False),
+        ("both", "others", True),  # the one for the embeddings has state
+        ("wrapped", "blocks", False),
+        ("plain", "plain", False),
+        ("plain wrapped", "plain", False),
+    ],
+)
+@pytest.mark.usefixtures("no_accelerator")
+def test_an_optimizer_that_the_loop_does_not_step_is_noticed(given: str, stepped: str, told: bool) -> None:
+    model = llama()
+    blocks = list(model.model.layers.parameters())
+    rest = [parameter for name, parameter in model.named_parameters() if ".layers." not in name]
+    of_blocks, of_rest, plain = torch.optim.AdamW(blocks), torch.optim.AdamW(rest), torch.optim.SGD(blocks)
+    sets: dict[str, list[Optimizer]] = {
+        "blocks": [of_blocks],
+        "others": [torch.optim.AdamW(blocks), of_rest],
+        "both": [of_blocks, of_rest],
+        "wrapped": [wrapped(of_blocks)],
+        "plain": [plain],
+        "plain wrapped": [wrapped(plain)],
+    }
+    steps = stepwise(model, "progressive-stacking", steps=STEPS, schedule="2-3-6", optimizer=sets[given])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            steps.begin(step)
+            model(**batch(step)).loss.backward()
+            steps.end()
+            for optimizer in sets[stepped]:
+                optimizer.step()
+            model.zero_grad()
+    expected = ["begin(4): the model grows", "begin(8): the model grows"] if told else []
+    assert [str(warning.message).split(",")[0] for warning in found] == expected
 
 
 def test_what_cannot_grow_is_refused() -> None:

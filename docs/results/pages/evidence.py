@@ -25,7 +25,7 @@ def sections(records: Records) -> str:
 
 
 def _section(item: Item, record: Mapping[str, Any] | None) -> str:
-    command = f"raptr compare {item.file} --record {item.record} --jobs 7"
+    command = f"raptr compare {item.file} --record {item.record} --jobs {item.jobs}"
     head = [f"### {item.name}", f"**{item.question}** {item.means}", f"```\n{command}\n```"]
     return "\n\n".join([*head, *(["**Not run yet.**"] if record is None else _found(item.name, record))])
 
@@ -82,8 +82,8 @@ def _where(environment: Mapping[str, Any]) -> str:
 
 
 def control(records: Records) -> str:
-    """Tabulate runs repeated on an independent code path: a comparison's entries, and their differences to the first
-    of `full (reduced)` and `full` that was repeated.
+    """Tabulate runs repeated on an independent code path: a comparison's entries, and their differences to
+    `full (reduced)`, or to `full` if only that was repeated.
     """
     runs = records[CONTROL]
     if runs is None:

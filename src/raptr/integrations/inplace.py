@@ -7,7 +7,6 @@ grow at the same time, each in the way that the method prescribes.
 """
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -57,20 +56,17 @@ class InPlace:
             if first <= start <= step:
                 self._apply(plan)
 
-    def warn_of_unused(self, first: int, step: int) -> None:
-        """Warn if the optimizers know nothing when a growth in steps `first` to `step` is to copy what they know.
+    def unknown_to_optimizers(self, first: int, step: int) -> bool:
+        """Whether the optimizers have no state of the layers that a growth in steps `first` to `step` copies.
 
-        Then the loop steps another optimizer, and new layers would start without optimizer state.
+        Then the loop steps another optimizer, or one that keeps no state.
         """
-        due = any(first <= start <= step for start in self.growths)
-        if due and not any(optimizer.state or _stateless(optimizer) for optimizer in self._optimizers):
-            warnings.warn(
-                f"begin({step}): the model grows, but the optimizer that was given to stepwise has no state, so the "
-                "new layers start without any. Give stepwise(..., optimizer=...) the optimizer whose step() the loop "
-                "calls; if that one wraps another, the one that is wrapped.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        sources = {layer for start, plan in self.growths.items() if first <= start <= step for layer in plan.sources}
+        tensors = [
+            tensor for start in self._firsts for layer in sources for tensor in self._tensors(start + layer).values()
+        ]
+        known = any(tensor in optimizer.state for optimizer in self._optimizers for tensor in tensors)
+        return bool(sources) and not known and not all(map(_stateless, self._optimizers))
 
     def check_left_out(self, first: int, step: int) -> None:
         """Raise RuntimeError if a growth in steps `first` to `step` - 1, which were left out, would overwrite training.
@@ -197,7 +193,8 @@ class InPlace:
 
 
 def _stateless(optimizer: Optimizer) -> bool:
-    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps optimizers
+    return isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups)
 
 
 def _trained(name: str, tensor: Tensor) -> bool:

@@ -89,8 +89,8 @@ class Steps:
         subnetwork = self.inplace.placed(self.method.subnetwork(step))
         first = step if self._last is None or step < self._last else self._last + 1
         self.inplace.check_left_out(first, step)
-        if self._last is not None:  # after a resume, a state that was not loaded is not there
-            self.inplace.warn_of_unused(first, step)
+        if self._last is not None and self.inplace.unknown_to_optimizers(first, step):
+            _warn_of_optimizer(step)
         self.inplace.grow(first, step)
         self._last = step
         self._enter(subnetwork)
@@ -323,14 +323,31 @@ def go_on(steps: Steps, step: int, saved: dict[str, Any] | None) -> None:
 
 def _warn_of_trained(steps: Steps) -> None:
     """Warn if a growth will overwrite weights that were loaded or trained before."""
-    trained, first = steps.inplace.trained_before(), not dist.is_initialized() or dist.get_rank() == 0
-    if trained and first:
+    trained = steps.inplace.trained_before()
+    if trained and _first_process():
         warnings.warn(
             f"method {steps.method.name} overwrites {len(trained)} of the {steps.routed.layers} layers at "
             f"{steps.routed.path!r}, which were loaded or trained before, with copies of lower layers: it is for "
             "training from random weights. Methods such as raptr and pld keep all weights.",
             stacklevel=3,
         )
+
+
+def _warn_of_optimizer(step: int) -> None:
+    """Warn at a growth of which the optimizers know nothing."""
+    if _first_process():
+        warnings.warn(
+            f"begin({step}): the model grows, but the optimizer that stepwise knows has no state of the layers that "
+            "trained, so the growth cannot copy or reset it. If the loop steps another optimizer, give that one as "
+            "stepwise(..., optimizer=...); if it wraps another, the one that is wrapped. An optimizer that keeps no "
+            "state needs nothing.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _first_process() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def idle_policy(steps: Steps, given: Policy | None) -> Policy:
