@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_what_a_comparison_leaves(whole: Path, store: TokenStore) -> None:
         config, recorded = yaml.safe_load((folder / "config.yaml").read_text()), found["configs"][run["label"]]
         config["optimizer"]["peak"], config["train"]["seed"] = recorded["optimizer"]["peak"], recorded["train"]["seed"]
         assert config == recorded
-        assert found["environments"][run["environment"]]["torch"] == torch.__version__
+        assert found["environments"][run["environment"]]["torch"] == version("torch")
         assert run["flops"] == pytest.approx(plan.entry.flops)  # none draws its size
         assert not (folder / "checkpoints").exists()
     assert found["data"]["fingerprint"] == store.fingerprint

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_every_start_that_trains_is_recorded(store: TokenStore, tmp_path: Path) 
     recorded = starts(tmp_path / "run")
     assert [start["step"] for start in recorded] == [0, 1, 3]
     assert {(start["device"], start["precision"], start["torch"]) for start in recorded} == {
-        ("cpu", "float32", torch.__version__)
+        ("cpu", "float32", version("torch"))
     }
 
 
