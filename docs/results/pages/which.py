@@ -151,7 +151,8 @@ def commands(records: Records) -> str:
     """Return the command of each record that the page rests on."""
     used = dict.fromkeys(row.record for row in measurements(records))
     files = {item.name: str(item.file) for item in ITEMS} | {"compare": "examples/methods.yaml"}
-    lines = [f"raptr compare {files[name]} --out runs/{name} --jobs 7" for name in used]
+    jobs = {item.name: item.jobs for item in ITEMS}
+    lines = [f"raptr compare {files[name]} --out runs/{name} --jobs {jobs.get(name, 7)}" for name in used]
     return "\n".join(["```", *lines, "```"])
 
 
