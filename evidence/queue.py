@@ -105,7 +105,7 @@ def _item(entry: Mapping[str, Any]) -> Item:
     name = entry["name"]
     file, record = entry.get("file", f"evidence/{name}.yaml"), entry.get("record", RECORDS / f"{name}.json")
     question, means = (" ".join(entry[key].split()) for key in ("question", "means"))
-    return Item(name, question, means, Path(file), Path(record), entry.get("held", False))
+    return Item(name, question, means, Path(file), Path(record), entry.get("held", False), entry.get("jobs", Item.jobs))
 
 
 def _others(item: Item, items: Sequence[Item]) -> tuple[Path, ...]:
